@@ -1,0 +1,70 @@
+"""The ``packer`` command: finds the subcommands, imports one when it is called, and turns errors into exit codes."""
+
+import sys
+from importlib import import_module
+from typing import Any
+
+import click
+
+from packer._version import __version__
+from packer.errors import ConfigError, PackerError
+
+# Help texts stand here, so that ``packer --help`` imports nothing but click.
+_COMMANDS = {
+    "analyze": "Measure the length of every sample of a data set.",
+    "plan": "Pack the samples into micro-batches and steps.",
+    "verify": "Check every invariant of a plan from its files.",
+}
+
+
+class LazyGroup(click.Group):
+    """A group whose commands live in modules of their own names and are imported when called."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Return the command names in the order in which data flows."""
+        return list(_COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Import and return one command."""
+        if cmd_name not in _COMMANDS:
+            return None
+        module = import_module(f"{__package__}.{cmd_name}")
+        command: click.Command = getattr(module, cmd_name)
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the list of commands without importing them."""
+        with formatter.section("Commands"):
+            formatter.write_dl(list(_COMMANDS.items()))
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run a command; an error of ours becomes one line and an exit code."""
+        try:
+            return super().invoke(ctx)
+        except ConfigError as error:
+            raise click.UsageError(str(error)) from error
+        except PackerError as error:
+            raise click.ClickException(str(error)) from error
+
+
+@click.group(
+    cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110}
+)
+@click.version_option(__version__, prog_name="packer")
+def cli() -> None:
+    """Decide, before training, which samples every rank sees in every micro-batch of every step.
+
+    \b
+    packer analyze data.parquet --tokens-column input_ids --out metrics
+    packer plan metrics --out plan --max-tokens 16384 --dp-size 8
+    packer verify plan
+    """
+
+
+def main() -> None:
+    """Entry point of the console scripts."""
+    cli.main(prog_name="packer" if sys.argv[0].endswith("__main__.py") else None)
+
+
+if __name__ == "__main__":
+    main()

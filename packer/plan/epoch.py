@@ -1,0 +1,62 @@
+"""What the planner hands to the plan writer: one epoch as plain arrays."""
+
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PlannedEpoch:
+    """One epoch's micro-batches in the order of their rows, row = (step·A + accum)·D + dp_rank.
+
+    M micro-batches, P pieces (a piece is a sample, or a part of one that was cut), T steps.
+    """
+
+    sample_ids: NDArray[np.integer]
+    """(P,) int32, or int64 where the data set needs it: samples in the order of their micro-batches."""
+    seqlens: NDArray[np.int32]
+    """(P,) tokens of each piece, after any cut."""
+    starts: NDArray[np.int32] | None
+    """(P,) offset of the piece in its sample; None where no sample of the plan is cut."""
+    offsets: NDArray[np.int64]
+    """(M + 1,) micro-batch m holds pieces offsets[m]:offsets[m + 1]."""
+    padded_seqlens: NDArray[np.int32]
+    """(M,) S of the padded layout, T of the packed one."""
+    costs: NDArray[np.int64]
+    """(M,) the cost that balancing evens out; tokens where it was off."""
+    is_filler: NDArray[np.bool_]
+    """(M,) a masked copy: all labels −100, counts for nothing."""
+    is_repeat: NDArray[np.bool_]
+    """(M,) a repeated micro-batch that trains and counts."""
+    step_num_samples: NDArray[np.int64]
+    """(T,) the batch size: samples, fillers left out."""
+    step_num_tokens: NDArray[np.int64]
+    """(T,) real tokens, fillers left out."""
+    step_num_loss_tokens: NDArray[np.int64] | None
+    """(T,) loss tokens, fillers left out; None where the plan cannot know them."""
+    step_max_seqlen: NDArray[np.int32]
+    """(T,) longest piece of the step."""
+    lr_scales: NDArray[np.float64]
+    """(T,) learning-rate factor."""
+    dropped: "DroppedSamples"
+    """What this epoch leaves out, beyond what every epoch leaves out."""
+    padded_seqlens_by_metric: dict[str, NDArray[np.int32]] = field(default_factory=dict)
+    """Per metric (M,): S of each member of a pair of sequences, for plans with several budgets."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DroppedSamples:
+    """Samples, or ends of samples, that are not planned, each with its reason."""
+
+    sample_ids: NDArray[np.integer]
+    """(K,)"""
+    seqlens: NDArray[np.int64]
+    """(K,) the sample's whole length."""
+    num_tokens: NDArray[np.int64]
+    """(K,) the tokens lost: the whole length, or what a truncation cut off."""
+    reasons: NDArray[np.uint8]
+    """(K,) index into ``DROP_REASONS``."""
+
+
+DROP_REASONS = ("filtered", "empty", "too_long", "truncated", "remainder", "min_samples")

@@ -1,0 +1,152 @@
+"""Publishing by rename: a reader sees a whole directory under its final name, or nothing.
+
+A run writes into ``.NAME.partial`` beside the target, under a lock; files and folders are flushed to disk
+before one rename gives the directory its name. A killed run leaves only the partial folder behind, which
+the next run continues or sweeps away.
+"""
+
+import errno
+import fcntl
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from packer.errors import TargetBusyError, TargetExistsError, TargetWriteError
+
+
+@contextmanager
+def published_directory(
+    target: str | os.PathLike[str], *, marker: str, overwrite: bool = False, keep_partial: bool = False
+) -> Iterator[Path]:
+    """Yield a folder that becomes ``target`` when the block ends without an error.
+
+    Args:
+        target: the final name of the directory.
+        marker: a file that every directory of this kind holds. With ``overwrite`` only a directory that has
+            it is replaced, so that a mistyped path costs nobody a folder.
+        overwrite: replace an existing ``target``.
+        keep_partial: leave what was written in place after an error or a kill, and start from it the next
+            time; otherwise every run starts from an empty folder.
+
+    Raises:
+        TargetExistsError: ``target`` exists and may not be replaced.
+        TargetBusyError: another process is writing the same target.
+        TargetWriteError: no room, no permission, or a read-only place.
+    """
+    target = Path(os.path.abspath(target))  # not resolve(): a link as target is refused below, not followed
+    _refuse_existing(target, marker, overwrite)
+    partial = target.with_name(f".{target.name}.partial")
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with _exclusive_lock(target):
+            _restore_replaced(target)
+            _refuse_existing(target, marker, overwrite)  # the run that held the lock may have published it
+            if not keep_partial and partial.exists():
+                shutil.rmtree(partial)
+            partial.mkdir(exist_ok=True)
+            try:
+                yield partial
+                _flush_tree(partial)
+                _move_into_place(partial, target)
+            except BaseException:
+                if not keep_partial:
+                    shutil.rmtree(partial, ignore_errors=True)
+                raise
+    except OSError as error:
+        if isinstance(error, TargetExistsError | TargetBusyError | TargetWriteError):
+            raise
+        if error.errno in _UNWRITABLE:
+            raise TargetWriteError(
+                f"cannot write {target}: {os.strerror(error.errno)}; nothing was published, "
+                "make room or choose another --out"
+            ) from error
+        raise
+
+
+_UNWRITABLE = {
+    errno.EACCES,
+    errno.EDQUOT,
+    errno.EFBIG,
+    errno.EIO,
+    errno.ENAMETOOLONG,
+    errno.ENOSPC,
+    errno.ENOTDIR,
+    errno.EPERM,
+    errno.EROFS,
+}
+
+
+def _refuse_existing(target: Path, marker: str, overwrite: bool) -> None:
+    if not os.path.lexists(target):
+        return
+    if not overwrite:
+        raise TargetExistsError(f"{target} exists already; choose another --out or add --overwrite")
+    if target.is_symlink() or not target.is_dir():
+        raise TargetExistsError(f"{target} is not a directory of ours, so --overwrite leaves it alone")
+    if any(target.iterdir()) and not (target / marker).is_file():
+        raise TargetExistsError(
+            f"{target} holds no {marker}, so it is not what --overwrite may replace; choose another --out"
+        )
+
+
+@contextmanager
+def _exclusive_lock(target: Path) -> Iterator[None]:
+    """Hold ``.NAME.lock`` beside the target; the kernel drops the lock with the process, however it ends."""
+    path = target.with_name(f".{target.name}.lock")
+    while True:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(descriptor)
+            raise TargetBusyError(
+                f"another process is writing {target}; wait for it or choose another --out"
+            ) from None
+        try:
+            current = os.stat(path).st_ino
+        except FileNotFoundError:
+            current = -1
+        if current == os.fstat(descriptor).st_ino:
+            break
+        os.close(descriptor)  # its owner removed the file between our open and our lock
+    try:
+        yield
+    finally:
+        path.unlink(missing_ok=True)
+        os.close(descriptor)
+
+
+def _flush_tree(folder: Path) -> None:
+    for root, _, names in os.walk(folder, topdown=False):
+        for name in [*names, "."]:
+            descriptor = os.open(os.path.join(root, name), os.O_RDONLY)
+            try:
+                os.fsync(descriptor)
+            finally:
+                os.close(descriptor)
+
+
+def _restore_replaced(target: Path) -> None:
+    """Undo the first half of a replacement that was killed between its two renames."""
+    aside = target.with_name(f".{target.name}.replaced")
+    if aside.exists() and not os.path.lexists(target):
+        aside.rename(target)
+
+
+def _move_into_place(partial: Path, target: Path) -> None:
+    """Give the finished folder its name; an old one steps aside first and is removed last."""
+    aside = target.with_name(f".{target.name}.replaced")
+    if aside.exists():
+        shutil.rmtree(aside)
+    if target.exists():
+        target.rename(aside)
+    partial.rename(target)
+    descriptor = os.open(target.parent, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+    if aside.exists():
+        shutil.rmtree(aside)
