@@ -41,7 +41,7 @@ _HOMES = {
     "verify_plan": "packer.plan",
 }
 
-__all__ = ["PackerError", "__version__", *sorted(_HOMES)]  # noqa: PLE0604 (names are resolved lazily)
+__all__ = ["PackerError", "__version__", *sorted(_HOMES)]
 
 
 def __getattr__(name: str) -> object:

@@ -1,0 +1,45 @@
+# Every target sets up what it needs in .venv; nothing has to be installed by hand but Python, a compiler is not needed.
+PYTHON ?= python3
+VENV   ?= .venv
+BIN    := $(VENV)/bin
+PIP    := $(BIN)/python -m pip --disable-pip-version-check --quiet
+
+.PHONY: help demo test test-all lint format clean
+
+help:  ## List the targets
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
+
+demo: $(VENV)/core.done  ## analyze → plan → verify → train on shipped real data, on the CPU
+	$(BIN)/python examples/demo.py
+
+test: $(VENV)/core.done  ## The tests that need no framework and no patience
+	$(BIN)/python -m pytest -q -m "not slow and not frameworks and not gpu"
+
+test-all: $(VENV)/frameworks.done  ## The slow tests, and those against DeepSpeed, Ray, Hugging Face, Lightning
+	$(BIN)/python -m pytest -q -m "(slow or frameworks) and not gpu" --durations=15
+
+lint: $(VENV)/core.done  ## Format, lint, types, layers
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+format: $(VENV)/core.done  ## Write the format
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+clean:  ## Remove the environment and every cache
+	rm -rf $(VENV) build dist *.egg-info demo-output .mypy_cache .ruff_cache .pytest_cache .hypothesis
+
+$(VENV)/core.done: pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(PIP) install --upgrade pip setuptools wheel
+	$(PIP) install -c constraints.txt -e '.[text,train,dev]'
+	touch $@
+
+# DeepSpeed is built from source without its kernels, against the torch that is there; megatron-core is only read from.
+$(VENV)/frameworks.done: $(VENV)/core.done
+	$(PIP) install -c constraints.txt -e '.[text,chat,train,ray,hf,lightning,dev,frameworks]'
+	DS_BUILD_OPS=0 $(PIP) install -c constraints.txt --no-build-isolation -e '.[deepspeed]'
+	$(PIP) install -c constraints.txt --no-deps megatron-core
+	touch $@
