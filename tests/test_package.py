@@ -35,7 +35,7 @@ def test_help_imports_nothing_heavy() -> None:
 def test_analysis_and_planning_import_no_torch() -> None:
     run_python(
         "import sys; sys.modules['torch'] = None\n"
-        "import packer, packer.analyzer, packer.planner, packer.plan, packer.metrics, packer.samples, packer.report\n"
+        "import packer.analyzer, packer.metrics, packer.plan, packer.planner, packer.report, packer.samples\n"
         "import packer.cli.analyze, packer.cli.plan, packer.cli.verify"
     )
 
