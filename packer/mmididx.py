@@ -8,7 +8,7 @@ two dialects agree on the dtype codes 1 to 5 only.
 
 import os
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from packer.errors import PackerError, SourceError
 
-DEEPSPEED_DTYPES = MappingProxyType(
+DEEPSPEED_DTYPES: Mapping[int, np.dtype[np.integer]] = MappingProxyType(
     {
         1: np.dtype(np.uint8),
         2: np.dtype(np.int8),
@@ -32,7 +32,7 @@ DEEPSPEED_DTYPES = MappingProxyType(
 )
 """Dtype codes as DeepSpeed's indexed_dataset writes them."""
 
-MEGATRON_DTYPES = MappingProxyType(
+MEGATRON_DTYPES: Mapping[int, np.dtype[np.number]] = MappingProxyType(
     {
         **{code: DEEPSPEED_DTYPES[code] for code in range(1, 6)},
         6: np.dtype(np.float64),
@@ -106,7 +106,7 @@ def read_index(path: str | os.PathLike[str], *, error: type[PackerError] = Sourc
 
 def write_index(
     write: Callable[[bytes], object],
-    sizes: NDArray[np.int32],
+    sizes: NDArray[np.integer],
     *,
     dtype_code: int,
     item_bytes: int,
@@ -116,7 +116,7 @@ def write_index(
 
     Args:
         write: takes the bytes in order, such as the method of an open file.
-        sizes: (N,) elements of each item, non-negative; a broadcast or mapped array will do.
+        sizes: (N,) elements of each item, within int32; a broadcast or mapped array will do.
         dtype_code: the dialect's code of the element type.
         item_bytes: bytes of one element.
         document_index: item numbers at which documents begin and end; None: each item is one document.

@@ -1,1 +1,17 @@
-"""..."""
+"""Metrics directories: DeepSpeed's files, a manifest beside them, and one reader for ours and theirs."""
+
+from packer.metrics.directory import Metrics, open_metrics
+from packer.metrics.manifest import MANIFEST_NAME, FileDigest, Manifest, MetricSummary
+from packer.metrics.writer import HashedFile, write_items, write_sample_to_metric
+
+__all__ = [
+    "MANIFEST_NAME",
+    "FileDigest",
+    "HashedFile",
+    "Manifest",
+    "MetricSummary",
+    "Metrics",
+    "open_metrics",
+    "write_items",
+    "write_sample_to_metric",
+]

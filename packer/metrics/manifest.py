@@ -1,0 +1,116 @@
+"""``manifest.json`` of a metrics directory: what was measured, how, and the fingerprint that plans name."""
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from packer.errors import MetricsError
+
+MANIFEST_NAME = "manifest.json"
+MANIFEST_FORMAT = "packer-metrics"
+MANIFEST_VERSION = 1
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FileDigest:
+    """What a file of the directory must be."""
+
+    size: int
+    """Bytes."""
+    sha256: str
+    """Hexadecimal."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MetricSummary:
+    """One metric over all samples, null ones included (they count as 0)."""
+
+    min: int
+    median: int
+    """The lower one, where two samples share the middle."""
+    p99: int
+    """The smallest value that at least 99% of the samples do not exceed."""
+    max: int
+    total: int
+    """Exact at any size."""
+    num_nulls: int
+    num_empties: int
+    """Samples that are there, with nothing in them."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Manifest:
+    """The whole manifest. It holds no path, host or time: the same data give the same bytes anywhere."""
+
+    num_samples: int
+    sources: list[dict[str, Any]]
+    """The files in their order, each with its row count and identity."""
+    definition: dict[str, Any]
+    """What the length of a sample is: columns, tokenizer, special tokens."""
+    metrics: dict[str, MetricSummary]
+    files: dict[str, FileDigest]
+    """By path inside the directory."""
+
+    @property
+    def fingerprint(self) -> str:
+        """Hash over the sample_to_metric files; every plan names the one that it was made from."""
+        return fingerprint_of({name: digest.sha256 for name, digest in self.files.items()})
+
+    def save(self, folder: Path) -> None:
+        """Write ``manifest.json``."""
+        content = {
+            "format": MANIFEST_FORMAT,
+            "version": MANIFEST_VERSION,
+            **asdict(self),
+            "fingerprint": self.fingerprint,
+        }
+        text = json.dumps(content, indent=2, ensure_ascii=False)
+        (folder / MANIFEST_NAME).write_text(text + "\n", encoding="utf-8")
+
+
+def fingerprint_of(hashes: Mapping[str, str]) -> str:
+    """Hash the hashes of the sample_to_metric files, by path; other files are derived from these."""
+    named = sorted((path, sha256) for path, sha256 in hashes.items() if "_sample_to_metric." in path)
+    return hashlib.sha256(json.dumps(named).encode()).hexdigest()
+
+
+def load_manifest(folder: Path) -> Manifest:
+    """Read ``manifest.json`` and refuse what this version does not understand.
+
+    Raises:
+        MetricsError: damaged, foreign, of another version, or edited after it was written.
+    """
+    path = folder / MANIFEST_NAME
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise MetricsError(f"cannot read {path}: {error.strerror}") from error
+    except ValueError as error:
+        raise MetricsError(f"{path} is damaged ({error}); analyze the data set again") from error
+    if not isinstance(content, dict) or content.get("format") != MANIFEST_FORMAT:
+        raise MetricsError(
+            f"{path} is not the manifest of a metrics directory; name the --out of `packer analyze`"
+        )
+    version = content.get("version")
+    if version != MANIFEST_VERSION:
+        raise MetricsError(
+            f"{folder} has metrics format version {version}, this packer reads version {MANIFEST_VERSION}; "
+            "analyze the data set again with this packer, or use the one that wrote it"
+        )
+    try:
+        manifest = Manifest(
+            num_samples=int(content["num_samples"]),
+            sources=list(content["sources"]),
+            definition=dict(content["definition"]),
+            metrics={name: MetricSummary(**summary) for name, summary in content["metrics"].items()},
+            files={name: FileDigest(**digest) for name, digest in content["files"].items()},
+        )
+        intact = content["fingerprint"] == manifest.fingerprint
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise MetricsError(f"{path} is damaged ({error!r}); analyze the data set again") from error
+    if not intact:
+        raise MetricsError(f"{path} was edited: its fingerprint is not that of its files; analyze again")
+    return manifest
