@@ -1,4 +1,4 @@
-"""One sequence-parallel rank's part of a micro-batch: geometry first, then only the tokens that are needed.
+"""Where a micro-batch's samples lie in its rows, and which of their tokens one sequence-parallel rank holds.
 
 The whole row is never built. The order of operations on it is the one every rank would follow if it had it:
 concatenate the samples, mask the first label of each, pad on the right, shift the labels once, restart the
@@ -6,36 +6,26 @@ positions in each sample, slice. Since the plan fixes every length, each rank ca
 tokens of which samples its slice holds, read those, and agree with its peers without a word.
 
 ``RowLayout`` says where the samples lie, ``rank_spans`` which positions of the row a rank holds, ``cut``
-which tokens of which samples that is, ``read_shard`` fetches them. A micro-batch has B rows of S positions in
-the padded layout, one row of T in the packed one; a rank's slice is ``(B, t)``, t = S/sp or T/sp.
+which tokens of which samples that is; ``slices.read_shard`` fetches them. A micro-batch has B rows of S
+positions in the padded layout, one row of T in the packed one; a slice is ``(B, S/sp)`` or ``(1, T/sp)``.
 """
 
 import itertools
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple, Protocol, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
-from packer.errors import ConfigError, LengthMismatchError, PlanError
+from packer.errors import ConfigError, PlanError
 
-Shard = Literal["contiguous", "zigzag", "zigzag-samples"]
-"""How positions go to ranks: one run each (Ulysses); or, for context parallelism, where causal attention should
-cost each rank the same, chunks r and 2·sp − 1 − r of 2·sp chunks of the row, or of every sample of a packed row."""
-
-IGNORE_INDEX = -100
-"""The label that no loss looks at."""
-
-_MADE_HERE = frozenset({"labels", "shift_labels", "position_ids", "attention_mask"})
-
-
-class MapStyle(Protocol):
-    """What the loader asks of a data set: ``dataset[sample_id]`` → mapping with ``input_ids``."""
-
-    def __getitem__(self, sample_id: int, /) -> Mapping[str, Any]: ...
+Shard = Literal["contiguous", "zigzag", "zigzag-samples", "zigzag-samples-torch"]
+"""How positions go to ranks: one run each (Ulysses); or, so that causal attention costs every rank the same
+(context parallelism), chunks r and 2·sp − 1 − r of 2·sp chunks: of the row (torch and Megatron alike), or of
+each sample of a packed row (Megatron; torch's order per document pairs the same chunks, then cuts in runs).
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,8 +39,8 @@ class RowLayout:
     starts: NDArray[np.int64]
     """(n,) the position of its first token in that row."""
     bounds: NDArray[np.int64]
-    """(k + 1,) segment edges within a row, 0 … ``row_length``: the samples with their own padding and, if there
-    is any, the padding at the row's end as a segment of its own. In the padded layout a row is one segment."""
+    """(k + 1,) segment edges within a row, 0 … ``row_length``: the samples with their own padding and, where
+    there is any, the row's padding as a segment of its own. In the padded layout a row is one segment."""
     num_rows: int
     """B."""
     row_length: int
@@ -131,8 +121,9 @@ def rank_spans(
         layout: Where the samples lie.
         sp_rank: This rank's place in its group.
         sp_size: Ranks that share the row.
-        shard: ``contiguous``; ``zigzag``: torch's and Megatron's order for a row; ``zigzag-samples``:
-            Megatron's order for packed rows, a chunk of the head and one of the tail, sample after sample.
+        shard: ``contiguous``; ``zigzag``: a chunk of the row's head and its mirror image at the tail;
+            ``zigzag-samples``: the same for each sample, one sample after the other, as Megatron has it for
+            packed rows; ``zigzag-samples-torch``: torch's per-document order of the row, cut in equal runs.
         ragged: Let contiguous slices differ by one position where the row does not divide.
 
     Returns:
@@ -143,19 +134,26 @@ def rank_spans(
     """
     if shard == "contiguous":
         if layout.row_length % sp_size and not ragged:
-            raise PlanError(_does_not_divide(layout.row_length, "row", sp_size, shard))
+            raise PlanError(_does_not_divide(layout.row_length, "the rows", sp_size, shard))
         edges = [rank * layout.row_length // sp_size for rank in (sp_rank, sp_rank + 1)]
         return np.array([edges], np.int64)
-    bounds = layout.bounds if shard == "zigzag-samples" else np.array([0, layout.row_length], np.int64)
-    lengths = np.diff(bounds)
+    bounds = np.array([0, layout.row_length], np.int64) if shard == "zigzag" else layout.bounds
+    lengths: NDArray[np.int64] = np.diff(bounds)
     chunks, rest = np.divmod(lengths, 2 * sp_size)
     if rest.any():
-        what = "segment" if shard == "zigzag-samples" else "row"
+        what = "the rows" if shard == "zigzag" else "the padded samples"
         raise PlanError(_does_not_divide(int(lengths[rest > 0][0]), what, sp_size, shard))
-    # (k, 2 chunks): first positions of chunk r and chunk 2·sp − 1 − r of each segment
-    heads = bounds[:-1, None] + chunks[:, None] * np.array([sp_rank, 2 * sp_size - 1 - sp_rank])
-    # (k, 2 chunks, start|stop) -> (m, start|stop)
-    return np.stack([heads, heads + chunks[:, None]], axis=-1).reshape(-1, 2)
+    ranks = np.arange(sp_size)
+    # (sp, 2): chunk r and chunk 2·sp − 1 − r
+    pairs = np.stack([ranks, 2 * sp_size - 1 - ranks], axis=1)
+    # (k segments, sp, 2 chunks): the first position of each
+    heads = bounds[:-1, None, None] + chunks[:, None, None] * pairs
+    # (k, sp, 2, start|stop)
+    spans: NDArray[np.int64] = np.stack([heads, heads + chunks[:, None, None]], axis=-1)
+    if shard == "zigzag-samples-torch":
+        run = layout.row_length // sp_size
+        return _run_of_spans(spans.reshape(-1, 2), sp_rank * run, (sp_rank + 1) * run)
+    return spans[:, sp_rank].reshape(-1, 2)
 
 
 def require_divisible(
@@ -179,23 +177,17 @@ def require_divisible(
         raise ConfigError(f"ragged slices are contiguous; shard={shard!r} needs rows that divide")
     if sp_size == 1 or ragged:
         return
-    multiple = math.lcm(config.get("sp_size") or 1, config.get("pad_multiple") or 1)
-    fixed_seqlen = config.get("fixed_seqlen")
-    packed = config.get("layout") == "packed"
+    segment = (config.get("pad_segments_to") or 1) if config.get("layout") == "packed" else 1
     parts = sp_size if shard == "contiguous" else 2 * sp_size
-    if packed and shard == "zigzag-samples" and (config.get("pad_segments_to") or 1) % parts:
-        raise PlanError(
-            f"the plan pads samples to multiples of {config.get('pad_segments_to') or 1}, and "
-            f"shard={shard!r} over {sp_size} ranks cuts each into {parts}; "
-            f"plan again with --pad-segments-to {parts}"
-        )
-    if multiple % parts and (fixed_seqlen is None or fixed_seqlen % parts):
-        cure = f"--sp-size {sp_size}" if shard == "contiguous" else f"--pad-multiple {parts}"
-        cure += " and a --fixed-seqlen that divides" if fixed_seqlen is not None else ""
-        raise PlanError(
-            f"the plan's rows are multiples of {multiple}, and shard={shard!r} over {sp_size} ranks cuts "
-            f"each into {parts}; plan again with {cure}"
-        )
+    if config.get("layout") == "packed" and shard.startswith("zigzag-samples") and segment % parts:
+        raise PlanError(_does_not_divide(segment, "the multiples that samples are padded to", sp_size, shard))
+    multiple = math.lcm(config.get("sp_size") or 1, config.get("pad_multiple") or 1)
+    if config.get("fixed_seqlen"):
+        multiple = config["fixed_seqlen"]
+    elif segment % multiple == 0:
+        multiple = segment
+    if multiple % parts:
+        raise PlanError(_does_not_divide(multiple, "the multiples that rows are padded to", sp_size, shard))
 
 
 def cut(layout: RowLayout, spans: NDArray[np.int64]) -> list[Piece]:
@@ -230,151 +222,25 @@ def position_ids(layout: RowLayout, spans: NDArray[np.int64]) -> NDArray[np.int6
     return np.concatenate(parts)
 
 
-def read_shard(
-    dataset: MapStyle,
-    sample_ids: NDArray[np.integer],
-    layout: RowLayout,
-    spans: NDArray[np.int64],
-    *,
-    starts: NDArray[np.integer] | None = None,
-    is_filler: bool = False,
-    pad_values: Mapping[str, float] | None = None,
-) -> dict[str, torch.Tensor]:
-    """This rank's slice of ``input_ids, position_ids, shift_labels`` and of further token-aligned fields.
-
-    A data set with ``read_slice(sample_id, start, stop)`` (which stops at the sample's end, as slices do) is
-    asked for the slice's tokens and the one after them, whose label belongs to the last of them; of any other,
-    the samples that touch the slice are read whole. Fields that are not token-aligned have no slice and are
-    left out.
-
-    Args:
-        dataset: The samples.
-        sample_ids: (n,) ids, in the order of ``layout``.
-        layout: Where the samples lie.
-        spans: What ``rank_spans`` gave for this rank.
-        starts: (n,) offset of each planned piece in its sample; None where no sample of the plan is cut.
-        is_filler: All labels −100.
-        pad_values: Field name → what padding holds; 0 where not named.
-
-    Returns:
-        Field name → ``(B, t, …)``; ids and labels int64. Where no sample has ``labels`` they are the ids.
-
-    Raises:
-        LengthMismatchError: A sample does not have the planned length.
-    """
-    pads = pad_values or {}
-    pieces = cut(layout, spans)
-    shape = (layout.num_rows, int((spans[:, 1] - spans[:, 0]).sum()))
-    read = _Reader(dataset, sample_ids, layout.seqlens, starts, {piece.sample for piece in pieces})
-    shift_labels = np.full(shape, IGNORE_INDEX, np.int64)
-    buffers: dict[str, np.ndarray[Any, Any] | torch.Tensor] = {}
-    # A slice of nothing but padding still has every field: an empty read tells dtypes and trailing shapes.
-    for piece in pieces or [Piece(0, 0, 0, 0, 0)]:
-        fields = read(piece)
-        count = piece.stop - piece.start
-        for name, values in fields.items():
-            if name in _MADE_HERE:
-                continue
-            if name not in buffers:
-                buffers[name] = _full(name, values, shape, pads.get(name, 0))
-            buffers[name][piece.row, piece.offset : piece.offset + count] = values[:count]
-        if not is_filler:
-            labels = fields.get("labels", fields["input_ids"])[1 : count + 1]
-            shift_labels[piece.row, piece.offset : piece.offset + len(labels)] = labels
-    positions = np.tile(position_ids(layout, spans), (layout.num_rows, 1))
-    tensors = {name: torch.as_tensor(buffer) for name, buffer in buffers.items()}
-    return tensors | {
-        "position_ids": torch.from_numpy(positions),
-        "shift_labels": torch.from_numpy(shift_labels),
-    }
-
-
-class _Reader:
-    """Token-aligned fields of a piece and, up to the sample's end, of the token after it."""
-
-    def __init__(
-        self,
-        dataset: MapStyle,
-        sample_ids: NDArray[np.integer],
-        seqlens: NDArray[np.int64],
-        starts: NDArray[np.integer] | None,
-        touched: set[int],
-    ) -> None:
-        self._dataset = dataset
-        self._sample_ids = sample_ids.tolist()
-        self._seqlens = seqlens.tolist()
-        self._starts = None if starts is None else starts.tolist()
-        self._read_slice = getattr(dataset, "read_slice", None)
-        self._whole: dict[int, Mapping[str, Any]] = {}
-        if self._read_slice is None:
-            wanted = sorted(touched) or [0]
-            samples = _get_samples(dataset, [self._sample_ids[sample] for sample in wanted])
-            self._whole = dict(zip(wanted, map(_token_aligned, samples), strict=True))
-
-    def __call__(self, piece: Piece) -> dict[str, Any]:
-        seqlen = self._seqlens[piece.sample]
-        begin = 0 if self._starts is None else self._starts[piece.sample]
-        # One token past the planned end tells a sample that has grown; a cut sample may well go on.
-        ahead = 1 if piece.stop > piece.start and (self._starts is None or piece.stop < seqlen) else 0
-        start, stop = begin + piece.start, begin + piece.stop + ahead
-        if self._read_slice is not None:
-            fields = self._read_slice(self._sample_ids[piece.sample], start, stop)
-        else:
-            fields = {name: values[start:stop] for name, values in self._whole[piece.sample].items()}
-        found = len(fields["input_ids"])
-        if found != min(piece.stop + ahead, seqlen) - piece.start:
-            self._refuse(piece.sample)
-        return {name: _as_array(values) for name, values in fields.items()}
-
-    def _refuse(self, sample: int) -> None:
-        sample_id, planned = self._sample_ids[sample], self._seqlens[sample]
-        found = len(self._dataset[sample_id]["input_ids"])
-        raise LengthMismatchError(
-            f"sample {sample_id} has {found:,} tokens, and the plan was made for {planned:,}"
-            + ("" if self._starts is None else f" from token {self._starts[sample]:,} on")
-            + "; the data set, its order or its tokenizer is not the one that was analyzed: "
-            "analyze and plan again, or train on that data set"
-        )
-
-
-def _get_samples(dataset: MapStyle, sample_ids: Sequence[int]) -> Iterable[Mapping[str, Any]]:
-    get_many = getattr(dataset, "__getitems__", None)
-    if get_many is None:
-        return [dataset[sample_id] for sample_id in sample_ids]
-    samples: Iterable[Mapping[str, Any]] = get_many(list(sample_ids))
-    return samples
-
-
-def _token_aligned(sample: Mapping[str, Any]) -> dict[str, Any]:
-    num_tokens = len(sample["input_ids"])
-    fields = {
-        name: _as_array(values) for name, values in sample.items() if not isinstance(values, str | bytes)
-    }
-    return {name: values for name, values in fields.items() if values.ndim and len(values) == num_tokens}
-
-
-def _as_array(values: Any) -> Any:
-    return values if isinstance(values, torch.Tensor) else np.asarray(values)
-
-
-def _full(name: str, values: Any, shape: tuple[int, ...], fill: float) -> Any:
-    """A buffer of padding for one field, of the samples' kind, dtype and trailing shape; ids are int64."""
-    shape = (*shape, *values.shape[1:])
-    if name == "input_ids":
-        return np.full(shape, fill, np.int64)
-    if isinstance(values, torch.Tensor):
-        return torch.full(shape, fill, dtype=values.dtype)
-    return np.full(shape, fill, values.dtype)
+def _run_of_spans(spans: NDArray[np.int64], first: int, last: int) -> NDArray[np.int64]:
+    """Positions ``first:last`` of the spans laid end to end, as spans."""
+    edges = np.concatenate([[0], np.cumsum(spans[:, 1] - spans[:, 0])])
+    # (m, 2): how much of each span's front and back lies outside
+    kept: NDArray[np.int64] = (
+        np.clip(np.stack([edges[:-1], edges[1:]], axis=1), first, last) - edges[:-1, None] + spans[:, :1]
+    )
+    return kept[kept[:, 0] < kept[:, 1]]
 
 
 def _does_not_divide(length: int, what: str, sp_size: int, shard: Shard) -> str:
     parts = sp_size if shard == "contiguous" else 2 * sp_size
-    cures = {
-        "contiguous": f"--sp-size {sp_size}",
-        "zigzag": f"--pad-multiple {parts}",
-        "zigzag-samples": f"--pad-segments-to {parts}",
-    }
+    if shard == "contiguous":
+        cure = f"--sp-size {sp_size}, or take ragged slices where the attention can"
+    elif shard == "zigzag":
+        cure = f"--pad-multiple {parts}"
+    else:
+        cure = f"--pad-segments-to {parts}"
     return (
-        f"a {what} of {length:,} positions does not divide into {parts} for shard={shard!r} over "
-        f"{sp_size} ranks; plan again with {cures[shard]}"
+        f"shard={shard!r} over {sp_size} ranks cuts into {parts} parts, and {what} ({length:,} positions) "
+        f"do not divide; plan again with {cure}"
     )

@@ -1,0 +1,159 @@
+"""A sequence-parallel rank's slice of a micro-batch as tensors, read from the slice's own tokens alone."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from packer.errors import LengthMismatchError
+from packer.runtime.shard import Piece, RowLayout, cut, position_ids
+
+IGNORE_INDEX = -100
+"""The label that no loss looks at."""
+
+_MADE_HERE = frozenset({"labels", "shift_labels", "position_ids", "attention_mask"})
+
+
+class MapStyle(Protocol):
+    """What the loader asks of a data set: ``dataset[sample_id]`` → mapping with ``input_ids``."""
+
+    def __getitem__(self, sample_id: int, /) -> Mapping[str, Any]: ...
+
+
+def read_shard(
+    dataset: MapStyle,
+    sample_ids: NDArray[np.integer],
+    layout: RowLayout,
+    spans: NDArray[np.int64],
+    *,
+    starts: NDArray[np.integer] | None = None,
+    is_filler: bool = False,
+    pad_values: Mapping[str, float] | None = None,
+) -> dict[str, torch.Tensor]:
+    """This rank's slice of ``input_ids, position_ids, shift_labels`` and of further token-aligned fields.
+
+    A data set with ``read_slice(sample_id, start, stop)`` (which stops at the sample's end, as slices do) is
+    asked for the slice's tokens and the one after them, whose label belongs to the last of them. Of any other
+    data set, the samples that touch the slice are read whole. Fields that are not token-aligned have no slice
+    and are left out.
+
+    Args:
+        dataset: The samples.
+        sample_ids: (n,) ids, in the order of ``layout``.
+        layout: Where the samples lie.
+        spans: What ``rank_spans`` gave for this rank.
+        starts: (n,) offset of each planned piece in its sample; None where no sample of the plan is cut.
+        is_filler: All labels −100.
+        pad_values: Field name → what padding holds; 0 where not named.
+
+    Returns:
+        Field name → ``(B, t, …)``; ids and labels int64. Where no sample has ``labels`` they are the ids.
+
+    Raises:
+        LengthMismatchError: A sample does not have the planned length.
+    """
+    pads = pad_values or {}
+    pieces = cut(layout, spans)
+    shape = (layout.num_rows, int((spans[:, 1] - spans[:, 0]).sum()))
+    read = _Reader(dataset, sample_ids, layout.seqlens, starts, {piece.sample for piece in pieces})
+    shift_labels = np.full(shape, IGNORE_INDEX, np.int64)
+    buffers: dict[str, np.ndarray[Any, Any] | torch.Tensor] = {}
+    # A slice of nothing but padding still has every field: an empty read tells dtypes and trailing shapes.
+    for piece in pieces or [Piece(0, 0, 0, 0, 0)]:
+        fields = read(piece)
+        count = piece.stop - piece.start
+        for name, values in fields.items():
+            if name in _MADE_HERE:
+                continue
+            if name not in buffers:
+                buffers[name] = _full(name, values, shape, pads.get(name, 0))
+            buffers[name][piece.row, piece.offset : piece.offset + count] = values[:count]
+        if not is_filler:
+            labels = fields.get("labels", fields["input_ids"])[1 : count + 1]
+            shift_labels[piece.row, piece.offset : piece.offset + len(labels)] = labels
+    positions = np.tile(position_ids(layout, spans), (layout.num_rows, 1))
+    tensors = {name: torch.as_tensor(buffer) for name, buffer in buffers.items()}
+    return tensors | {
+        "position_ids": torch.from_numpy(positions),
+        "shift_labels": torch.from_numpy(shift_labels),
+    }
+
+
+class _Reader:
+    """Token-aligned fields of a piece and, up to the sample's end, of the token after it."""
+
+    def __init__(
+        self,
+        dataset: MapStyle,
+        sample_ids: NDArray[np.integer],
+        seqlens: NDArray[np.int64],
+        starts: NDArray[np.integer] | None,
+        touched: set[int],
+    ) -> None:
+        self._dataset = dataset
+        self._sample_ids = sample_ids.tolist()
+        self._seqlens = seqlens.tolist()
+        self._starts = None if starts is None else starts.tolist()
+        self._read_slice = getattr(dataset, "read_slice", None)
+        self._whole: dict[int, Mapping[str, Any]] = {}
+        if self._read_slice is None:
+            wanted = sorted(touched) or [0]
+            samples = _get_samples(dataset, [self._sample_ids[sample] for sample in wanted])
+            self._whole = dict(zip(wanted, map(_token_aligned, samples), strict=True))
+
+    def __call__(self, piece: Piece) -> dict[str, Any]:
+        seqlen = self._seqlens[piece.sample]
+        begin = 0 if self._starts is None else self._starts[piece.sample]
+        # One token past the planned end tells a sample that has grown; a cut sample may well go on.
+        ahead = 1 if piece.stop > piece.start and (self._starts is None or piece.stop < seqlen) else 0
+        start, stop = begin + piece.start, begin + piece.stop + ahead
+        if self._read_slice is not None:
+            fields = self._read_slice(self._sample_ids[piece.sample], start, stop)
+        else:
+            fields = {name: values[start:stop] for name, values in self._whole[piece.sample].items()}
+        found = len(fields["input_ids"])
+        if found != min(piece.stop + ahead, seqlen) - piece.start:
+            self._refuse(piece.sample)
+        return {name: _as_array(values) for name, values in fields.items()}
+
+    def _refuse(self, sample: int) -> None:
+        sample_id, planned = self._sample_ids[sample], self._seqlens[sample]
+        found = len(self._dataset[sample_id]["input_ids"])
+        raise LengthMismatchError(
+            f"sample {sample_id} has {found:,} tokens, and the plan was made for {planned:,}"
+            + ("" if self._starts is None else f" from token {self._starts[sample]:,} on")
+            + "; the data set, its order or its tokenizer is not the one that was analyzed: "
+            "analyze and plan again, or train on that data set"
+        )
+
+
+def _get_samples(dataset: MapStyle, sample_ids: Sequence[int]) -> Iterable[Mapping[str, Any]]:
+    get_many = getattr(dataset, "__getitems__", None)
+    if get_many is None:
+        return [dataset[sample_id] for sample_id in sample_ids]
+    samples: Iterable[Mapping[str, Any]] = get_many(list(sample_ids))
+    return samples
+
+
+def _token_aligned(sample: Mapping[str, Any]) -> dict[str, Any]:
+    num_tokens = len(sample["input_ids"])
+    fields = {
+        name: _as_array(values) for name, values in sample.items() if not isinstance(values, str | bytes)
+    }
+    return {name: values for name, values in fields.items() if values.ndim and len(values) == num_tokens}
+
+
+def _as_array(values: Any) -> Any:
+    return values if isinstance(values, torch.Tensor) else np.asarray(values)
+
+
+def _full(name: str, values: Any, shape: tuple[int, ...], fill: float) -> Any:
+    """A buffer of padding for one field, of the samples' kind, dtype and trailing shape; ids are int64."""
+    shape = (*shape, *values.shape[1:])
+    if name == "input_ids":
+        return np.full(shape, fill, np.int64)
+    if isinstance(values, torch.Tensor):
+        return torch.full(shape, fill, dtype=values.dtype)
+    return np.full(shape, fill, values.dtype)
