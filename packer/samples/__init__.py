@@ -1,1 +1,25 @@
-"""..."""
+"""What a row means: its length, its token ids and the fields beside them.
+
+A `LengthDefinition` says it once; `measure` applies it to record batches, and the data set of `open_dataset`
+delivers exactly as many ids as `measure` counted, for every row.
+"""
+
+from packer.samples.definition import (
+    LOSS_TOKENS,
+    SEQLEN,
+    LengthDefinition,
+    check_definition,
+    default_definition,
+)
+from packer.samples.measure import Measurement, measure, measure_unit
+
+__all__ = [
+    "LOSS_TOKENS",
+    "SEQLEN",
+    "LengthDefinition",
+    "Measurement",
+    "check_definition",
+    "default_definition",
+    "measure",
+    "measure_unit",
+]

@@ -1,1 +1,12 @@
-"""..."""
+"""Data sets on disk or behind a URL, as rows: cut into units of work, read in order, or taken at random.
+
+One file a format. `open_source` finds the files and their formats; a `Source` is their rows, end to end; a
+`Unit` is a piece of work that any process can read.
+"""
+
+from packer.sources.columns import find_field, storage_type, take_column
+from packer.sources.opening import open_source
+from packer.sources.part import Columns, Part, Unit
+from packer.sources.source import Source
+
+__all__ = ["Columns", "Part", "Source", "Unit", "find_field", "open_source", "storage_type", "take_column"]

@@ -1,0 +1,127 @@
+"""From rows to lengths: a record batch in, an int64 array a metric out. No token becomes a Python object."""
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.types as pat
+from numpy.typing import NDArray
+
+from packer.errors import ColumnError, SourceError
+from packer.samples.definition import LOSS_TOKENS, LengthDefinition
+from packer.samples.ragged import ragged, valid_rows
+from packer.sources import Source, Unit, take_column
+
+IGNORED_LABEL = -100
+
+
+class Measurement(NamedTuple):
+    """Lengths of the rows of one batch, or unit."""
+
+    lengths: dict[str, NDArray[np.int64]]
+    """Metric to (rows,) lengths; the main metric first."""
+    num_null: int
+    """Rows whose main column is null: their length is 0."""
+    num_empty: int
+    """Rows of length 0 that are not null."""
+
+
+class RowError(SourceError):
+    """A row that has no length; `row` counts from the start of the batch."""
+
+    def __init__(self, row: int, problem: str) -> None:
+        super().__init__(problem)
+        self.row = row
+
+
+def measure_unit(source: Source, unit: Unit, definition: LengthDefinition) -> Iterator[Measurement]:
+    """Read a unit and measure it batch by batch.
+
+    Raises:
+        SourceError: the unit cannot be read or a row has no length; names file, place and cure.
+    """
+    num_rows = 0
+    for batch in source.read(unit, definition.read_columns):
+        try:
+            yield measure(batch, definition)
+        except RowError as error:
+            raise SourceError(f"{source.place(unit, num_rows + error.row)}: {error}") from error
+        num_rows += batch.num_rows
+
+
+def measure(batch: pa.RecordBatch, definition: LengthDefinition) -> Measurement:
+    """Return the length of every row, for every metric of the definition.
+
+    Args:
+        batch: rows that hold at least ``definition.read_columns``.
+        definition: what a length is.
+
+    Raises:
+        RowError: a row has no length: a negative one, or labels that do not fit its tokens.
+    """
+    lengths: dict[str, NDArray[np.int64]] = {}
+    for metric, column in definition.columns:
+        array = take_column(batch, column)
+        if definition.kind == "length":
+            lengths[metric] = _integers(array, column)
+        else:
+            lengths[metric] = ragged(array, column=column).lengths
+    main = definition.columns[0]
+    num_null = take_column(batch, main[1]).null_count
+    num_empty = int(np.count_nonzero(lengths[main[0]] == 0)) - num_null
+    if definition.labels_column is not None:
+        labels = take_column(batch, definition.labels_column)
+        lengths[LOSS_TOKENS] = _count_labels(labels, definition, lengths[main[0]])
+    return Measurement(lengths, num_null, num_empty)
+
+
+def _integers(array: pa.Array, column: str) -> NDArray[np.int64]:
+    if pat.is_null(array.type):
+        return np.zeros(len(array), np.int64)
+    if not pat.is_integer(array.type):
+        raise ColumnError(
+            f"column {column!r} is of type {array.type}, not an integer; name an integer column"
+        )
+    if array.type == pa.uint64() and len(array) and (pc.max(array).as_py() or 0) > np.iinfo(np.int64).max:
+        row = int(np.argmax(array.fill_null(0).to_numpy(zero_copy_only=False)))
+        raise RowError(row, f"column {column!r} holds a length over 2^63; correct it")
+    values: NDArray[np.int64] = array.fill_null(0).to_numpy(zero_copy_only=False).astype(np.int64)
+    if len(values) and values.min() < 0:
+        row = int(np.argmax(values < 0))
+        raise RowError(
+            row, f"column {column!r} holds the length {values[row]}; a length is 0 or more, correct it"
+        )
+    return values
+
+
+def _count_labels(
+    array: pa.Array, definition: LengthDefinition, seqlens: NDArray[np.int64]
+) -> NDArray[np.int64]:
+    """(rows,) labels that are not −100, the first of each row left out where labels are shifted."""
+    column = str(definition.labels_column)
+    rows = ragged(array, column=column)
+    unequal = valid_rows(array) & (rows.lengths != seqlens)
+    if unequal.any():
+        row = int(np.argmax(unequal))
+        raise RowError(
+            row,
+            f"column {column!r} holds {rows.lengths[row]} labels for {seqlens[row]} tokens; make them equal",
+        )
+    if not rows.lengths.any():
+        return np.zeros(len(array), np.int64)
+    if not pat.is_integer(rows.values.type):
+        raise ColumnError(
+            f"column {column!r} holds {rows.values.type} elements, not integers; name a labels column"
+        )
+    first = int(rows.starts[rows.lengths > 0].min())
+    last = int((rows.starts + rows.lengths).max())
+    values = rows.values.slice(first, last - first)
+    counted = values.fill_null(IGNORED_LABEL).to_numpy(zero_copy_only=False) != IGNORED_LABEL
+    # (last - first + 1,) number of labels before each position
+    before = np.concatenate([[0], np.cumsum(counted, dtype=np.int64)])
+    starts = np.where(rows.lengths > 0, rows.starts - first, 0)
+    skipped = np.minimum(rows.lengths, 1) if definition.shift else 0
+    counts: NDArray[np.int64] = before[starts + rows.lengths] - before[starts + skipped]
+    return counts

@@ -1,0 +1,65 @@
+"""List arrays of any Arrow kind as plain NumPy: values, and where each row begins and how long it is."""
+
+from typing import NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.types as pat
+from numpy.typing import NDArray
+
+from packer.errors import ColumnError
+
+
+class Ragged(NamedTuple):
+    """Rows of unequal length over one flat array; row i is ``values[starts[i] : starts[i] + lengths[i]]``."""
+
+    values: pa.Array
+    """Flat elements, not yet decoded; may hold more than the rows name."""
+    starts: NDArray[np.int64]
+    """(rows,)"""
+    lengths: NDArray[np.int64]
+    """(rows,) 0 for nulls, whatever lies under them."""
+
+
+def is_list_type(data_type: pa.DataType) -> bool:
+    """Whether a column of this type is a list of some kind."""
+    return bool(
+        pat.is_list(data_type)
+        or pat.is_large_list(data_type)
+        or pat.is_fixed_size_list(data_type)
+        or pat.is_list_view(data_type)
+        or pat.is_large_list_view(data_type)
+    )
+
+
+def ragged(array: pa.Array, *, column: str) -> Ragged:
+    """Take a list array apart without touching its values. Slices, chunks with offsets and nulls are exact.
+
+    Raises:
+        ColumnError: the array is no list.
+    """
+    data_type = array.type
+    if pat.is_null(data_type):
+        nothing = np.zeros(len(array), np.int64)
+        return Ragged(pa.nulls(0), nothing, nothing)
+    if pat.is_fixed_size_list(data_type):
+        size = data_type.list_size
+        starts = (array.offset + np.arange(len(array), dtype=np.int64)) * size
+        lengths = np.full(len(array), size, np.int64)
+    elif pat.is_list_view(data_type) or pat.is_large_list_view(data_type):
+        starts = array.offsets.to_numpy(zero_copy_only=False).astype(np.int64)
+        lengths = array.sizes.to_numpy(zero_copy_only=False).astype(np.int64)
+    elif is_list_type(data_type):
+        offsets = array.offsets.to_numpy(zero_copy_only=False).astype(np.int64)
+        starts, lengths = offsets[:-1], np.diff(offsets)
+    else:
+        raise ColumnError(f"column {column!r} is of type {data_type}, not a list; name a list column")
+    if array.null_count:
+        lengths = np.where(valid_rows(array), lengths, 0)
+    return Ragged(array.values, starts, lengths)
+
+
+def valid_rows(array: pa.Array) -> NDArray[np.bool_]:
+    """(rows,) False where the array is null."""
+    valid: NDArray[np.bool_] = array.is_valid().to_numpy(zero_copy_only=False)
+    return valid

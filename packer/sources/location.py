@@ -1,0 +1,176 @@
+"""Where a file lives: on this machine or, as ``protocol://path``, wherever fsspec reaches."""
+
+import glob
+import os
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, BinaryIO, cast
+
+import pyarrow as pa
+
+from packer.errors import MissingExtraError, PackerError, SourceError
+
+_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+(::[A-Za-z][A-Za-z0-9+.-]+)*://")  # one letter would be a drive
+
+
+@dataclass(frozen=True, slots=True)
+class Location:
+    """A file or folder by its path or URL; holds no handle, so it pickles."""
+
+    path: str
+
+    @property
+    def is_remote(self) -> bool:
+        """Whether fsspec has to fetch it; ``file://`` URLs were turned into paths before."""
+        return _URL.match(self.path) is not None
+
+    @property
+    def name(self) -> str:
+        """The last component of the path."""
+        return self.path.rstrip("/").rsplit("/", 1)[-1]
+
+    def joined(self, relative: str) -> "Location":
+        """Return a file inside this folder; a name that leads out of the folder is refused."""
+        parts = relative.replace("\\", "/").split("/")
+        if relative.startswith("/") or ".." in parts or "" in parts or ":" in parts[0] or "\0" in relative:
+            raise SourceError(f"{self.path} names a file outside its own folder ({relative!r}); refused")
+        return Location(f"{self.path.rstrip('/')}/{relative}")
+
+    def sibling(self, suffix: str) -> "Location":
+        """Return the file of the same name with another suffix (``.bin`` beside ``.idx``)."""
+        return Location(self.path.rsplit(".", 1)[0] + suffix)
+
+    def is_file(self) -> bool:
+        """Whether there is such a file."""
+        if self.is_remote:
+            fs, path = self._remote()
+            return bool(fs.isfile(path))
+        return os.path.isfile(self.path)
+
+    def is_dir(self) -> bool:
+        """Whether there is such a folder."""
+        if self.is_remote:
+            fs, path = self._remote()
+            return bool(fs.isdir(path))
+        return os.path.isdir(self.path)
+
+    def size(self) -> int:
+        """Return the number of bytes."""
+        with reading(self):
+            if self.is_remote:
+                fs, path = self._remote()
+                return int(fs.size(path))
+            return os.path.getsize(self.path)
+
+    def open(self) -> BinaryIO:
+        """Open for reading; the caller closes it."""
+        with reading(self):
+            if self.is_remote:
+                fs, path = self._remote()
+                return cast(BinaryIO, fs.open(path, "rb"))
+            return open(self.path, "rb", buffering=0)
+
+    def open_arrow(self, *, mapped: bool = False) -> pa.NativeFile:
+        """Open as an Arrow file; ``mapped`` maps a local file into memory instead of copying from it."""
+        with reading(self):
+            if self.is_remote:
+                return pa.PythonFile(self.open(), mode="r")
+            return pa.memory_map(self.path) if mapped else pa.OSFile(self.path)
+
+    def read(self, start: int, stop: int) -> bytes:
+        """Return the bytes in ``[start, stop)``, fewer where the file ends."""
+        with self.open() as file, reading(self):
+            file.seek(start)
+            pieces = []
+            while start < stop and (piece := file.read(stop - start)):
+                pieces.append(piece)
+                start += len(piece)
+            return b"".join(pieces)
+
+    def walk(self) -> Iterator["Location"]:
+        """Yield every file below this folder, hidden ones and those in hidden folders left out."""
+        with reading(self):
+            if self.is_remote:
+                fs, path = self._remote()
+                root = fs._strip_protocol(path).rstrip("/")
+                found = [file[len(root) :].lstrip("/") for file in fs.find(root)]
+            else:
+                found = [
+                    os.path.relpath(os.path.join(folder, name), self.path)
+                    for folder, _, names in os.walk(self.path)
+                    for name in names
+                ]
+        for relative in found:
+            if not any(part[0] in "._" for part in relative.split("/")):
+                yield Location(f"{self.path.rstrip('/')}/{relative}")
+
+    def expanded(self) -> list["Location"]:
+        """Return what a glob pattern matches, in no particular order."""
+        with reading(self):
+            if self.is_remote:
+                fs, path = self._remote()
+                return [Location(fs.unstrip_protocol(match)) for match in fs.glob(path)]
+            return [Location(match) for match in glob.glob(self.path, recursive=True)]
+
+    def _remote(self) -> tuple[Any, str]:
+        import fsspec
+
+        try:
+            fs, path = fsspec.core.url_to_fs(self.path)
+        except (ImportError, ValueError) as error:
+            raise MissingExtraError(
+                f"{self.path} cannot be reached: {_first_line(error)}; install the fsspec package for it"
+            ) from error
+        return fs, path
+
+
+def from_user(path: str | os.PathLike[str]) -> Location:
+    """Return the location of a path or URL as a user typed it."""
+    text = os.fspath(path)
+    if text.startswith("file://"):
+        text = text.removeprefix("file://")
+    return Location(text)
+
+
+def natural_key(name: str) -> list[tuple[int, int, str]]:
+    """Sort key that puts ``shard-2`` before ``shard-10``, the same on every machine and in every locale."""
+    return [
+        (0, int(piece), piece) if piece.isdecimal() and piece.isascii() else (1, 0, piece)
+        for piece in re.split(r"([0-9]+)", name)
+        if piece
+    ]
+
+
+@contextmanager
+def reading(
+    location: Location, where: str = "", cure: str = "check the file, or fetch it again"
+) -> Iterator[None]:
+    """Turn whatever a reader raises on damaged or missing data into one `SourceError` that names the file.
+
+    Args:
+        location: the file being read.
+        where: the place in it, such as ``"row group 3"``.
+        cure: what the user can do.
+    """
+    place = f"{location.path}, {where}" if where else location.path
+    try:
+        yield
+    except (PackerError, NotImplementedError) as error:
+        if isinstance(error, pa.ArrowException):
+            raise SourceError(f"{place}: not supported by Arrow ({_first_line(error)}); {cure}") from error
+        raise
+    except FileNotFoundError as error:
+        raise SourceError(f"{place}: no such file or directory; check the path") from error
+    except PermissionError as error:
+        raise SourceError(f"{place}: permission denied; make it readable for this user") from error
+    except MemoryError as error:
+        raise SourceError(f"{place}: needs more memory than there is; {cure}") from error
+    except (OSError, EOFError, pa.ArrowException, ValueError, OverflowError) as error:
+        raise SourceError(f"{place}: cannot be read ({_first_line(error)}); {cure}") from error
+
+
+def _first_line(error: BaseException) -> str:
+    text = str(error).strip()
+    return text.splitlines()[0] if text else type(error).__name__

@@ -1,0 +1,162 @@
+"""Parquet: units are row groups; rows at random come from a bounded cache of decoded row groups."""
+
+import hashlib
+from collections.abc import Iterator, Sequence
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from numpy.typing import NDArray
+
+from packer.errors import SourceError
+from packer.sources.columns import find_field, split_path
+from packer.sources.location import Location, reading
+from packer.sources.part import BATCH_BYTES, BATCH_ROWS, Columns, Part, Unit, cut_pieces
+
+_TEXT_ROWS = 1024  # a dictionary-encoded string may decode to any size, so few of them at a time
+
+
+class ParquetPart(Part):
+    """One Parquet file."""
+
+    format = "parquet"
+
+    def __init__(self, location: Location) -> None:
+        super().__init__(location)
+        self._num_bytes = location.size()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"location": self.location, "_num_bytes": self._num_bytes}
+
+    @cached_property
+    def _file(self) -> pq.ParquetFile:
+        with reading(self.location):
+            return pq.ParquetFile(
+                self.location.open_arrow(), page_checksum_verification=True, pre_buffer=False
+            )
+
+    @cached_property
+    def _group_rows(self) -> NDArray[np.int64]:
+        metadata = self._file.metadata
+        return np.array(
+            [metadata.row_group(group).num_rows for group in range(metadata.num_row_groups)], np.int64
+        )
+
+    @cached_property
+    def _first_rows(self) -> NDArray[np.int64]:
+        return np.concatenate([[0], np.cumsum(self._group_rows)]).astype(np.int64)
+
+    @property
+    def schema(self) -> pa.Schema:
+        """The Arrow schema that the file decodes to."""
+        with reading(self.location):
+            return self._file.schema_arrow
+
+    @property
+    def num_rows(self) -> int:
+        """Number of rows, from the footer."""
+        return int(self._file.metadata.num_rows)
+
+    def identity(self) -> dict[str, Any]:
+        """Return size and hash of the footer, which holds every chunk's place, size and statistics."""
+        tail = self.location.read(self._num_bytes - 8, self._num_bytes)
+        footer = int.from_bytes(tail[:4], "little")
+        content = self.location.read(max(self._num_bytes - 8 - footer, 0), self._num_bytes)
+        return {"num_bytes": self._num_bytes, "sha256": hashlib.sha256(content).hexdigest()}
+
+    def units(self, part: int, columns: Sequence[str], target_bytes: int) -> list[Unit]:
+        """Join row groups until the named columns hold ``target_bytes`` uncompressed."""
+        wanted = self._leaves(columns)
+        metadata = self._file.metadata
+        num_bytes = [
+            sum(
+                metadata.row_group(group).column(leaf).total_uncompressed_size
+                for leaf in wanted or range(metadata.num_columns)
+            )
+            for group in range(metadata.num_row_groups)
+        ]
+        return cut_pieces(part, self._group_rows, np.array(num_bytes, np.int64), target_bytes)
+
+    def read(self, unit: Unit, columns: Columns) -> Iterator[pa.RecordBatch]:
+        """Decode the unit's row groups one after the other, only the columns asked for."""
+        for group in range(unit.start, unit.stop):
+            yield from self._read_group(group, list(columns))
+
+    def _read_group(self, group: int, columns: list[str]) -> Iterator[pa.RecordBatch]:
+        num_rows = 0
+        with reading(self.location, f"row group {group}"):
+            for batch in self._file.iter_batches(
+                batch_size=self._batch_rows(group, columns),
+                row_groups=[group],
+                columns=[self._dotted(column) for column in columns],
+                use_threads=False,
+            ):
+                num_rows += batch.num_rows
+                yield batch
+        if num_rows != self._group_rows[group]:
+            raise SourceError(
+                f"{self.location.path}, row group {group}: holds {num_rows} rows where its footer promises "
+                f"{self._group_rows[group]}; the file is damaged, fetch it again"
+            )
+
+    def take(self, rows: NDArray[np.int64], columns: Columns) -> list[pa.RecordBatch]:
+        """Decode the row groups of the rows, each once; the latest ones stay in a bounded cache."""
+        groups = np.searchsorted(self._first_rows, rows, side="right") - 1
+        taken: list[pa.RecordBatch | None] = [None] * len(rows)
+        for group in np.unique(groups):
+            batches = self._cached_group(int(group), tuple(columns))
+            firsts = np.cumsum([0] + [batch.num_rows for batch in batches])
+            for at in np.flatnonzero(groups == group):
+                row = int(rows[at] - self._first_rows[group])
+                which = int(np.searchsorted(firsts, row, side="right")) - 1
+                taken[at] = batches[which].slice(row - int(firsts[which]), 1)
+        return [batch for batch in taken if batch is not None]
+
+    def _cached_group(self, group: int, columns: tuple[str, ...]) -> list[pa.RecordBatch]:
+        return list(self._read_group(group, list(columns)))
+
+    def place(self, unit: Unit, row: int) -> str:
+        """Name the row group and the row."""
+        return self.place_of_row(int(self._first_rows[unit.start]) + row)
+
+    def place_of_row(self, row: int) -> str:
+        """Name the row group and the row."""
+        group = int(np.searchsorted(self._first_rows, row, side="right")) - 1
+        return f"row group {group}, row {row}"
+
+    def close(self) -> None:
+        """Close the file."""
+        file = self.__dict__.pop("_file", None)
+        if file is not None:
+            file.close(force=True)
+
+    def _dotted(self, column: str) -> str:
+        find_field(self.schema, column, owner=self.location.path)
+        return column
+
+    def _leaves(self, columns: Sequence[str]) -> list[int]:
+        """Return the numbers of the Parquet leaf columns that a set of dotted columns is made of."""
+        paths = [
+            self._file.metadata.schema.column(leaf).path for leaf in range(self._file.metadata.num_columns)
+        ]
+        roots = [".".join(split_path(self.schema, column) or [column]) for column in columns]
+        return [
+            leaf
+            for leaf, path in enumerate(paths)
+            if any(path == root or path.startswith(f"{root}.") for root in roots)
+        ]
+
+    def _batch_rows(self, group: int, columns: Sequence[str]) -> int:
+        """Return how many rows to decode at a time so that a batch stays near `BATCH_BYTES`."""
+        metadata = self._file.metadata.row_group(group)
+        decoded = 0
+        largest = BATCH_ROWS
+        for leaf in self._leaves(columns):
+            chunk = metadata.column(leaf)
+            if chunk.physical_type == "BYTE_ARRAY":
+                decoded += chunk.total_uncompressed_size
+                largest = _TEXT_ROWS
+            decoded += 8 * chunk.num_values
+        return int(np.clip(BATCH_BYTES * metadata.num_rows // max(decoded, 1), 1, largest))

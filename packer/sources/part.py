@@ -1,0 +1,113 @@
+"""What every format offers: a file as rows that can be cut into units, read in order, and taken at random."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from packer.sources.location import Location
+
+Columns: TypeAlias = Mapping[str, pa.DataType | None]
+"""Columns to read, by dotted path, each with the type to read it as where the format has no types (JSON)."""
+
+UNIT_BYTES = 16 << 20
+BATCH_BYTES = 16 << 20
+BATCH_ROWS = 65_536
+
+
+@dataclass(frozen=True, slots=True)
+class Unit:
+    """Consecutive rows of one file that are read as one piece of work. Cheap to pickle and to keep."""
+
+    part: int
+    """Which file of the source, from 0."""
+    start: int
+    """First row group, record batch, byte or sequence, in the terms of the format."""
+    stop: int
+    """The one after the last."""
+    first_row: int | None
+    """Row of the file at which the unit begins; None where only reading tells (JSON Lines)."""
+    num_rows: int | None
+    """Number of rows; None where only reading tells."""
+    num_bytes: int
+    """Bytes to read, near enough to balance work and to report progress."""
+
+
+class Part(ABC):
+    """One file of a source. Opening it reads its metadata only; it pickles as its location."""
+
+    format: str
+    """Name of the format, as the manifest records it."""
+
+    def __init__(self, location: Location) -> None:
+        self.location = location
+
+    @property
+    @abstractmethod
+    def schema(self) -> pa.Schema | None:
+        """The columns and their types; None where the format has none (JSON Lines)."""
+
+    @property
+    @abstractmethod
+    def num_rows(self) -> int:
+        """Number of rows; a format that does not record it is scanned once."""
+
+    @property
+    def known_num_rows(self) -> int | None:
+        """Number of rows where no scan is needed to know it, else None."""
+        return self.num_rows
+
+    @abstractmethod
+    def identity(self) -> dict[str, Any]:
+        """Return what tells this file from another: ``num_bytes`` and a ``sha256``; no path, no time."""
+
+    @abstractmethod
+    def units(self, part: int, columns: Sequence[str], target_bytes: int) -> list[Unit]:
+        """Cut the file into units of about ``target_bytes`` of the named columns, never within a row."""
+
+    @abstractmethod
+    def read(self, unit: Unit, columns: Columns) -> Iterator[pa.RecordBatch]:
+        """Yield the unit's rows in order, in batches of bounded size that hold at least ``columns``."""
+
+    @abstractmethod
+    def take(self, rows: NDArray[np.int64], columns: Columns) -> list[pa.RecordBatch]:
+        """Return one single-row batch for each of ``rows``, in their order. Rows are in range."""
+
+    def place(self, unit: Unit, row: int) -> str:
+        """Say where row ``row`` of a unit is, for an error message."""
+        return f"row {(unit.first_row or 0) + row}"
+
+    def place_of_row(self, row: int) -> str:
+        """Say where a row of the file is, for an error message."""
+        return f"row {row}"
+
+    @abstractmethod
+    def close(self) -> None:
+        """Drop handles and caches; the next use opens them again."""
+
+
+def cut_pieces(
+    part: int, rows: NDArray[np.int64], num_bytes: NDArray[np.int64], target_bytes: int
+) -> list[Unit]:
+    """Join consecutive row groups, record batches or blocks to units of about ``target_bytes``.
+
+    Args:
+        part: which file of the source.
+        rows: (pieces,) rows of each piece.
+        num_bytes: (pieces,) bytes of each piece.
+        target_bytes: a unit ends with the piece that reaches this many.
+    """
+    units: list[Unit] = []
+    start = first_row = unit_rows = unit_bytes = 0
+    for piece in range(len(rows)):
+        unit_rows += int(rows[piece])
+        unit_bytes += int(num_bytes[piece])
+        if unit_bytes >= target_bytes or piece == len(rows) - 1:
+            units.append(Unit(part, start, piece + 1, first_row, unit_rows, unit_bytes))
+            start, first_row = piece + 1, first_row + unit_rows
+            unit_rows = unit_bytes = 0
+    return units

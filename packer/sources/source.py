@@ -1,0 +1,113 @@
+"""A data set as the user named it: files in their documented order, one row after the other."""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import ArrayLike, NDArray
+
+from packer.sources.columns import find_field
+from packer.sources.part import UNIT_BYTES, Columns, Part, Unit
+
+
+class Source:
+    """The rows of one or more files; row i of the whole is sample i.
+
+    Made by `open_source`. Pickles as its paths, so a worker opens the files itself.
+    """
+
+    def __init__(self, parts: Sequence[Part]) -> None:
+        self.parts = tuple(parts)
+
+    @property
+    def files(self) -> list[str]:
+        """The files in order, as the user named them or as their folder lists them."""
+        return [part.location.path for part in self.parts]
+
+    @property
+    def num_rows(self) -> int:
+        """Number of rows; JSON Lines are scanned once to count them."""
+        return int(self.first_rows[-1])
+
+    @property
+    def first_rows(self) -> NDArray[np.int64]:
+        """(files + 1,) row of the whole at which each file begins, and the number of rows."""
+        if not hasattr(self, "_first_rows"):
+            counts = [part.num_rows for part in self.parts]
+            self._first_rows = np.concatenate([[0], np.cumsum(counts, dtype=np.int64)]).astype(np.int64)
+        return self._first_rows
+
+    def field(self, column: str) -> pa.Field | None:
+        """Return a column's type in the first file that knows it; None where no file has types (JSON Lines).
+
+        Raises:
+            ColumnError: a file has no such column; the message lists the ones it has.
+        """
+        found: pa.Field | None = None
+        for part in self.parts:
+            if part.schema is not None:
+                field = find_field(part.schema, column, owner=part.location.path)
+                if found is None or pa.types.is_null(found.type):
+                    found = field
+        return found
+
+    def identity(self) -> list[dict[str, Any]]:
+        """Return for each file its format, row count (None where only reading tells), size and SHA-256."""
+        return [
+            {"format": part.format, "num_rows": part.known_num_rows, **part.identity()} for part in self.parts
+        ]
+
+    def units(self, columns: Sequence[str] = (), *, target_bytes: int = UNIT_BYTES) -> list[Unit]:
+        """Cut all rows into units of work, in order; the cut depends on the files and the arguments only.
+
+        Args:
+            columns: the columns that will be read; all, if none is named.
+            target_bytes: about how many bytes of them a unit shall hold.
+        """
+        return [
+            unit
+            for number, part in enumerate(self.parts)
+            for unit in part.units(number, columns, target_bytes)
+        ]
+
+    def read(self, unit: Unit, columns: Columns) -> Iterator[pa.RecordBatch]:
+        """Yield the rows of a unit in order, in batches of bounded size, holding at least ``columns``.
+
+        Raises:
+            SourceError: the file is damaged; the message names it and the place in it.
+        """
+        yield from self.parts[unit.part].read(unit, columns)
+
+    def place(self, unit: Unit, row: int) -> str:
+        """Say which file, and where in it, row ``row`` of a unit is."""
+        part = self.parts[unit.part]
+        return f"{part.location.path}, {part.place(unit, row)}"
+
+    def rows(self, ids: ArrayLike, columns: Columns) -> list[pa.RecordBatch]:
+        """Return one single-row batch for each row number, in the order given.
+
+        Raises:
+            IndexError: a number outside ``[0, num_rows)``.
+        """
+        wanted = np.asarray(ids, dtype=np.int64)
+        if wanted.size and (wanted.min() < 0 or wanted.max() >= self.num_rows):
+            raise IndexError(
+                f"rows {wanted.min()} to {wanted.max()} asked of a source of {self.num_rows} rows"
+            )
+        owners = np.searchsorted(self.first_rows, wanted, side="right") - 1
+        taken: list[pa.RecordBatch | None] = [None] * len(wanted)
+        for owner in np.unique(owners):
+            at = np.flatnonzero(owners == owner)
+            batches = self.parts[owner].take(wanted[at] - self.first_rows[owner], columns)
+            for position, batch in zip(at, batches, strict=True):
+                taken[position] = batch
+        return [batch for batch in taken if batch is not None]
+
+    def close(self) -> None:
+        """Drop every handle and cache; the next use opens them again."""
+        for part in self.parts:
+            part.close()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"parts": self.parts}
