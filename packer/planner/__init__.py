@@ -1,1 +1,21 @@
-"""..."""
+"""The planner: from sequence lengths and a configuration to epochs of micro-batches and steps.
+
+``PlanConfig`` is imported at once; ``make_plan``, which brings the compiled kernels, when it is first used.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+from packer.planner.config import PlanConfig
+
+if TYPE_CHECKING:
+    from packer.planner.make_plan import make_plan as make_plan
+
+__all__ = ["PlanConfig", "make_plan"]
+
+
+def __getattr__(name: str) -> object:
+    """Import ``make_plan`` on first use."""
+    if name == "make_plan":
+        return import_module("packer.planner.make_plan").make_plan
+    raise AttributeError(f"module 'packer.planner' has no attribute {name!r}")

@@ -1,0 +1,356 @@
+"""What a plan depends on besides the sequence lengths, checked once, where it is born."""
+
+import hashlib
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any, Literal, get_args
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from packer.errors import ConfigError
+
+Layout = Literal["padded", "packed"]
+Count = Literal["padded", "real"]
+Order = Literal["random", "sequential", "seqlen"]
+Packing = Literal["windowed", "next-fit", "best-fit"]
+TooLong = Literal["error", "drop", "truncate", "split"]
+Remainder = Literal["drop", "keep", "fill"]
+Balance = Literal["none", "tokens", "flops"]
+LrScaling = Literal["none", "linear", "sqrt"]
+LrBy = Literal["samples", "tokens", "loss-tokens"]
+
+MAX_SEQLEN = 2**31 - 1
+"""Lengths and shapes are stored in 32 bits; sums in 64."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PlanConfig:
+    """All that a plan depends on besides the sequence lengths: one field a command-line option.
+
+    Raises:
+        ConfigError: an option out of its range, or a combination that has no meaning.
+    """
+
+    max_tokens: int | Mapping[str, int]
+    """Tokens that one micro-batch of one SP group may hold; or a budget for each of several metrics."""
+    layout: Layout = "padded"
+    """``padded``: B × S, one sample a row; ``packed``: 1 × T, samples end to end."""
+    count: Count = "padded"
+    """What ``max_tokens`` counts: the tensor, padding included, or the tokens of the samples."""
+    order: Order = "random"
+    """The order in which samples are taken."""
+    seed: int = 0
+    """Of every random choice, together with the epoch."""
+    epochs: int = 1
+    """Each has its own order and its own drops."""
+    packing: Packing | None = None
+    """How samples become micro-batches. Default: ``next-fit`` where the order is not random, else
+    ``best-fit`` where the layout is packed, else ``windowed``."""
+    window: int = 64
+    """Micro-batches, about, that ``windowed`` sorts together."""
+    dp_size: int = 1
+    """Data-parallel ranks: world / (tp · cp · sp · pp)."""
+    grad_accum: int = 1
+    """Micro-batches that a rank works through in a step."""
+    accum_multiple: int = 1
+    """``grad_accum`` must be a multiple of it (interleaved pipeline stages)."""
+    same_num_samples: bool = False
+    """One number of samples, B, over all micro-batches of a step (padded layout)."""
+    same_seqlen: bool = False
+    """One padded length, S or T, over all micro-batches of a step."""
+    min_samples: int = 1
+    """Samples that a micro-batch must hold."""
+    max_samples: int | None = None
+    """Samples that a micro-batch may hold."""
+    sp_size: int = 1
+    """Sequence-parallel ranks: they share every row, so S or T is a multiple of it."""
+    pad_multiple: int = 1
+    """S, or T, is a multiple of it."""
+    pad_segments_to: int = 1
+    """Packed layout: every sample on its own is padded to a multiple of it (context parallelism)."""
+    fixed_seqlen: int | None = None
+    """S, or T, of every micro-batch of the plan."""
+    num_shapes: int | None = None
+    """S, or T, takes at most so many values over the whole plan."""
+    max_attention: int | None = None
+    """Bounds B·S² (padded) or Σ len² (packed)."""
+    max_seqlen: int | None = None
+    """A sample over it is too long. Default: what fits alone, after rounding."""
+    too_long: TooLong = "error"
+    """What becomes of a sample that is too long."""
+    filter_min: int | None = None
+    """Leave shorter samples out."""
+    filter_max: int | None = None
+    """Leave longer samples out."""
+    sample_ids: ArrayLike | None = field(default=None, compare=False, repr=False)
+    """Leave all other samples out. Kept as sorted int64 without repeats."""
+    remainder: Remainder = "drop"
+    """What becomes of micro-batches that do not fill a step."""
+    balance: Balance = "none"
+    """Even out this cost over the data-parallel ranks."""
+    hidden_size: int = 4096
+    """H in the cost of a sample of L tokens, 12·H·L + L²."""
+    balance_steps: int = 16
+    """Steps over which micro-batches are exchanged to balance them."""
+    lr_scaling: LrScaling = "none"
+    """How the learning rate follows the size of a step."""
+    lr_by: LrBy = "samples"
+    """What the size of a step counts."""
+    lr_base: float | None = None
+    """The size at which the factor is 1. Default: the mean over the full steps."""
+    lr_max_scale: float | None = None
+    """The factor never exceeds it."""
+    curriculum: Mapping[str, Any] | None = None
+    """Which samples are admitted at which step: DeepSpeed's keys, as parsed from JSON."""
+
+    def __post_init__(self) -> None:
+        """Fill the defaults that depend on other options, then refuse what has no meaning."""
+        self._set("max_tokens", _budgets(self.max_tokens))
+        self._set("sample_ids", _sample_ids(self.sample_ids))
+        _check_ranges(self)
+        if self.packing is None:
+            self._set("packing", _default_packing(self))
+        _check_packing(self)
+        _check_shapes(self)
+        _check_steps(self)
+        if isinstance(self.max_tokens, Mapping):
+            _check_pairs(self)
+
+    def _set(self, name: str, value: object) -> None:
+        object.__setattr__(self, name, value)
+
+    @property
+    def padded_multiple(self) -> int:
+        """What S, or T, is a multiple of: lcm(sp_size, pad_multiple)."""
+        return math.lcm(self.sp_size, self.pad_multiple)
+
+    @property
+    def microbatches_per_step(self) -> int:
+        """E: micro-batches of a step, all ranks together."""
+        return self.dp_size * self.grad_accum
+
+    @property
+    def has_shape_rule(self) -> bool:
+        """Whether the micro-batches of a step must agree in shape."""
+        return self.same_num_samples or self.same_seqlen
+
+    @property
+    def budgets(self) -> dict[str, int]:
+        """Tokens that a micro-batch may hold, per metric."""
+        return dict(self.max_tokens) if isinstance(self.max_tokens, Mapping) else {"seqlen": self.max_tokens}
+
+    def to_json(self) -> dict[str, Any]:
+        """Return one entry an option, in plain JSON; of ``sample_ids`` the count and a hash."""
+        entries = {option.name: getattr(self, option.name) for option in fields(self)}
+        if self.sample_ids is not None:
+            ids = np.asarray(self.sample_ids, "<i8")
+            entries["sample_ids"] = {"count": len(ids), "sha256": hashlib.sha256(ids.tobytes()).hexdigest()}
+        if isinstance(self.max_tokens, Mapping):
+            entries["max_tokens"] = dict(self.max_tokens)
+        if self.curriculum is not None:
+            entries["curriculum"] = dict(self.curriculum)
+        return entries
+
+
+_CHOICES = {
+    "layout": get_args(Layout),
+    "count": get_args(Count),
+    "order": get_args(Order),
+    "packing": (None, *get_args(Packing)),
+    "too_long": get_args(TooLong),
+    "remainder": get_args(Remainder),
+    "balance": get_args(Balance),
+    "lr_scaling": get_args(LrScaling),
+    "lr_by": get_args(LrBy),
+}
+# option -> (smallest, largest, may be left out)
+_RANGES = {
+    "seed": (0, 2**63 - 1, False),
+    "epochs": (1, 99_999, False),
+    "window": (1, MAX_SEQLEN, False),
+    "dp_size": (1, MAX_SEQLEN, False),
+    "grad_accum": (1, MAX_SEQLEN, False),
+    "accum_multiple": (1, MAX_SEQLEN, False),
+    "min_samples": (1, MAX_SEQLEN, False),
+    "max_samples": (1, MAX_SEQLEN, True),
+    "sp_size": (1, MAX_SEQLEN, False),
+    "pad_multiple": (1, MAX_SEQLEN, False),
+    "pad_segments_to": (1, MAX_SEQLEN, False),
+    "fixed_seqlen": (1, MAX_SEQLEN, True),
+    "num_shapes": (1, MAX_SEQLEN, True),
+    "max_attention": (1, 2**63 - 1, True),
+    "max_seqlen": (1, MAX_SEQLEN, True),
+    "filter_min": (0, 2**63 - 1, True),
+    "filter_max": (0, 2**63 - 1, True),
+    "hidden_size": (1, 2**24, False),
+    "balance_steps": (1, MAX_SEQLEN, False),
+}
+
+
+def _flag(name: str) -> str:
+    return "--" + name.replace("_", "-")
+
+
+def _is_int(value: object) -> bool:
+    return isinstance(value, int | np.integer) and not isinstance(value, bool)
+
+
+def _budgets(max_tokens: Any) -> int | dict[str, int]:
+    """Return the one budget, or several by metric, each an int in range."""
+    named = dict(max_tokens) if isinstance(max_tokens, Mapping) else {"": max_tokens}
+    if not named:
+        raise ConfigError("--max-tokens names no metric; give a number, or METRIC=N for each metric")
+    for metric, budget in named.items():
+        if not _is_int(budget) or not 1 <= budget <= MAX_SEQLEN:
+            name = f"--max-tokens {metric}={budget}" if metric else f"--max-tokens {budget}"
+            raise ConfigError(f"{name} is not an integer from 1 to {MAX_SEQLEN}")
+    if "" in named:
+        return int(named[""])
+    if list(named) == ["seqlen"]:
+        return int(named["seqlen"])
+    return {str(metric): int(budget) for metric, budget in named.items()}
+
+
+def _sample_ids(sample_ids: Any) -> NDArray[np.int64] | None:
+    """Return the samples to keep, sorted, without repeats."""
+    if sample_ids is None:
+        return None
+    ids = sample_ids if isinstance(sample_ids, np.ndarray) else np.asarray(list(sample_ids))
+    if ids.size == 0:
+        raise ConfigError("--sample-ids names no sample; leave the option out to keep them all")
+    if ids.ndim != 1 or ids.dtype.kind not in "iu":
+        raise ConfigError("--sample-ids must hold integers, one a sample")
+    ids = np.unique(ids.astype(np.int64))
+    if ids[0] < 0:
+        raise ConfigError(f"--sample-ids holds {ids[0]}; ids count from 0")
+    return ids
+
+
+def _check_ranges(config: PlanConfig) -> None:
+    for name, choices in _CHOICES.items():
+        value = getattr(config, name)
+        if value not in choices:
+            known = ", ".join(str(choice) for choice in choices if choice is not None)
+            raise ConfigError(f"{_flag(name)} {value} is unknown; choose one of {known}")
+    for name, (least, most, optional) in _RANGES.items():
+        value = getattr(config, name)
+        if value is None and optional:
+            continue
+        if not _is_int(value) or not least <= value <= most:
+            raise ConfigError(f"{_flag(name)} {value} is not an integer from {least} to {most}")
+        config._set(name, int(value))
+    for name in ("lr_base", "lr_max_scale"):
+        value = getattr(config, name)
+        if value is not None and not (
+            isinstance(value, int | float | np.number) and value > 0 and math.isfinite(value)
+        ):
+            raise ConfigError(f"{_flag(name)} {value} is not a number above 0")
+    for name in ("same_num_samples", "same_seqlen"):
+        if not isinstance(getattr(config, name), bool):
+            raise ConfigError(f"{_flag(name)} is on or off, not {getattr(config, name)}")
+
+
+def _default_packing(config: PlanConfig) -> Packing:
+    if config.order != "random":
+        return "next-fit"
+    return "best-fit" if config.layout == "packed" else "windowed"
+
+
+def _check_packing(config: PlanConfig) -> None:
+    if config.packing == "best-fit" and config.layout != "packed":
+        raise ConfigError(
+            "--packing best-fit fills packed rows; add --layout packed, or choose --packing windowed"
+        )
+    if config.packing != "next-fit" and config.order != "random":
+        raise ConfigError(
+            f"--packing {config.packing} makes its own random order; choose --packing next-fit to keep "
+            f"--order {config.order}"
+        )
+    if config.max_samples is not None and config.min_samples > config.max_samples:
+        raise ConfigError(
+            f"--min-samples {config.min_samples} is over --max-samples {config.max_samples}; lower the one "
+            "or raise the other"
+        )
+    if (
+        config.filter_min is not None
+        and config.filter_max is not None
+        and config.filter_min > config.filter_max
+    ):
+        raise ConfigError(
+            f"--filter-min {config.filter_min} is over --filter-max {config.filter_max}; no sample is left"
+        )
+    if config.curriculum is not None:
+        if not isinstance(config.curriculum, Mapping):
+            raise ConfigError("--curriculum must be a JSON object")
+        if config.order != "random":
+            raise ConfigError(
+                f"--curriculum draws from a pool at random, which --order {config.order} forbids; "
+                "choose --order random, or leave --curriculum out"
+            )
+
+
+def _check_shapes(config: PlanConfig) -> None:
+    multiple = config.padded_multiple
+    if config.same_num_samples and config.layout == "packed":
+        raise ConfigError(
+            "--same-num-samples gives every micro-batch B rows, but --layout packed has one; choose "
+            "--layout padded, or --same-seqlen alone"
+        )
+    if config.pad_segments_to != 1 and config.layout == "padded":
+        raise ConfigError(
+            "--pad-segments-to pads samples inside a packed row; add --layout packed, or use --pad-multiple"
+        )
+    if config.fixed_seqlen is not None:
+        if config.num_shapes is not None:
+            raise ConfigError("--fixed-seqlen is one shape already; leave --num-shapes out")
+        if config.fixed_seqlen % multiple:
+            raise ConfigError(
+                f"--fixed-seqlen {config.fixed_seqlen} is not a multiple of {multiple}, which --sp-size and "
+                f"--pad-multiple ask for; choose {-(-config.fixed_seqlen // multiple) * multiple}"
+            )
+    if config.count == "real" or not isinstance(config.max_tokens, int):
+        return
+    least = config.fixed_seqlen or multiple
+    if config.layout == "padded":
+        least *= config.min_samples
+    else:
+        least = max(least, config.min_samples * config.pad_segments_to)
+    if least > config.max_tokens:
+        raise ConfigError(
+            f"--max-tokens {config.max_tokens} holds no micro-batch: the smallest takes {least} tokens after "
+            "rounding; raise --max-tokens, or lower --min-samples, --fixed-seqlen, --pad-multiple, "
+            "--pad-segments-to or --sp-size"
+        )
+
+
+def _check_steps(config: PlanConfig) -> None:
+    if config.grad_accum % config.accum_multiple:
+        up = -(-config.grad_accum // config.accum_multiple) * config.accum_multiple
+        raise ConfigError(
+            f"--grad-accum {config.grad_accum} is not a multiple of --accum-multiple "
+            f"{config.accum_multiple}; choose --grad-accum {up}"
+        )
+    if config.microbatches_per_step > MAX_SEQLEN:
+        raise ConfigError(
+            f"--dp-size {config.dp_size} × --grad-accum {config.grad_accum} micro-batches a step are over "
+            f"{MAX_SEQLEN}; lower one of them"
+        )
+    if config.lr_scaling == "none":
+        for name in ("lr_base", "lr_max_scale"):
+            if getattr(config, name) is not None:
+                raise ConfigError(f"{_flag(name)} has no effect without --lr-scaling linear or sqrt")
+
+
+def _check_pairs(config: PlanConfig) -> None:
+    """Refuse what has no meaning where a sample has several lengths."""
+    if config.layout == "packed":
+        raise ConfigError("--max-tokens with several metrics bounds padded tensors; choose --layout padded")
+    if config.too_long in ("truncate", "split"):
+        raise ConfigError(
+            f"--too-long {config.too_long} cannot cut several metrics alike; choose --too-long drop"
+        )
+    for name in ("fixed_seqlen", "num_shapes", "max_attention"):
+        if getattr(config, name) is not None:
+            raise ConfigError(f"{_flag(name)} is about one length; leave it out, or give one --max-tokens")
