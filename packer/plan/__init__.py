@@ -1,1 +1,32 @@
-"""..."""
+"""The plan on disk: its tables, how they are written, how a run reads them, and what must hold in them."""
+
+from packer.plan.epoch import DROP_REASONS, DroppedSamples, PlannedEpoch
+from packer.plan.facts import PlanFacts
+from packer.plan.reader import (
+    Dropped,
+    Epoch,
+    MicroBatch,
+    MicroBatches,
+    Plan,
+    StepRow,
+    Steps,
+    load_plan,
+)
+from packer.plan.writer import plan_in_memory, write_plan
+
+__all__ = [
+    "DROP_REASONS",
+    "Dropped",
+    "DroppedSamples",
+    "Epoch",
+    "MicroBatch",
+    "MicroBatches",
+    "Plan",
+    "PlanFacts",
+    "PlannedEpoch",
+    "StepRow",
+    "Steps",
+    "load_plan",
+    "plan_in_memory",
+    "write_plan",
+]

@@ -43,6 +43,9 @@ class PlannedEpoch:
     """What this epoch leaves out, beyond what every epoch leaves out."""
     padded_seqlens_by_metric: dict[str, NDArray[np.int32]] = field(default_factory=dict)
     """Per metric (M,): S of each member of a pair of sequences, for plans with several budgets."""
+    figures: dict[str, int | float] = field(default_factory=dict)
+    """What only the planner knows of the epoch, for the summary: ``lower_bound`` (micro-batches),
+    ``rank_imbalance_before`` (max/mean − 1 over the ranks of a slot, before balancing)."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

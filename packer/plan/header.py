@@ -1,0 +1,64 @@
+"""``plan.json``: read it, and refuse what is not a plan of this version, by name."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from packer.errors import PlanError
+from packer.plan import schema
+from packer.plan.digest import HEADER_HASH, header_hash
+
+
+def read_header(folder: Path) -> dict[str, Any]:
+    """Return the header of the plan in ``folder``.
+
+    Raises:
+        PlanError: no plan, a plan of another version, or a header that was changed after it was written.
+    """
+    path = folder / schema.HEADER_FILE
+    try:
+        text = path.read_bytes()
+    except FileNotFoundError:
+        what = "holds no plan.json, so it is no plan" if folder.is_dir() else "does not exist"
+        raise PlanError(f"{folder} {what}; make one with `packer plan METRICS --out {folder}`") from None
+    except NotADirectoryError:
+        raise PlanError(f"{folder} is a file; give the directory that `packer plan --out` wrote") from None
+    except OSError as error:
+        raise PlanError(f"cannot read {path}: {error.strerror}") from error
+    try:
+        header = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise PlanError(f"{path} is not JSON ({error}); restore it or plan again") from None
+    _check_header(header, str(path))
+    return dict(header)
+
+
+def _check_header(header: Any, path: str) -> None:
+    """Refuse a header of another format or version, or one that does not match its own hash."""
+    if not isinstance(header, dict) or header.get("format") != schema.FORMAT:
+        raise PlanError(f'{path} does not say format "{schema.FORMAT}", so it is no plan of ours')
+    version = header.get("version")
+    if version != schema.VERSION or isinstance(version, bool):
+        raise PlanError(
+            f"{path} has format version {version!r}, this packer reads version {schema.VERSION}; "
+            "plan again, or install the packer that wrote it"
+        )
+    try:
+        actual = header_hash(header)
+    except (ValueError, RecursionError) as error:
+        raise PlanError(f"{path} is damaged ({error}); restore it or plan again") from None
+    if actual != header.get(HEADER_HASH):
+        raise PlanError(f"{path} was changed after it was written ({HEADER_HASH} differs); plan again")
+    expected = set(schema.plan_files(header["num_epochs"]))
+    if set(header["files"]) != expected:
+        odd = sorted(expected ^ set(header["files"]))[0]
+        raise PlanError(
+            f"{path} does not list the files of {header['num_epochs']} epochs ({odd}); plan again"
+        )
+
+
+def file_entry(header: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """Return what the header says of one file: size, hash, rows, digests of the record batches."""
+    entry: dict[str, Any] = header["files"][name]
+    return entry

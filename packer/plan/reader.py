@@ -1,0 +1,344 @@
+"""Read a plan: opening costs the same at any number of samples, and a micro-batch is found by arithmetic."""
+
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from packer.errors import PlanError
+from packer.plan import schema
+from packer.plan.header import read_header
+from packer.plan.storage import FolderFiles, MemoryFiles, PlanTable
+from packer.plan.tables import FolderTarget
+from packer.publish import published_directory
+
+
+class MicroBatch(NamedTuple):
+    """One row of ``microbatches.arrow``; the arrays are views of the mapped file and cannot be written."""
+
+    step: int
+    """Step within the epoch."""
+    accum: int
+    dp_rank: int
+    sample_ids: NDArray[np.integer]
+    """(B,) int32 or int64."""
+    seqlens: NDArray[np.int32]
+    """(B,) tokens as planned: after a cut."""
+    starts: NDArray[np.int32] | None
+    """(B,) first token of each piece in its sample; None where no sample of the plan is cut."""
+    num_samples: int
+    num_tokens: int
+    """Real tokens."""
+    max_seqlen: int
+    padded_seqlen: int
+    """S of the padded layout, T of the packed one."""
+    cost: int
+    is_filler: bool
+    """A masked copy that keeps the ranks in step: all its labels are −100."""
+    is_repeat: bool
+    """A repeated micro-batch that trains and counts."""
+    padded_seqlens: Mapping[str, int]
+    """Metric → S, for plans with several budgets; empty otherwise."""
+
+
+class StepRow(NamedTuple):
+    """One row of ``steps.arrow``; fillers count for nothing in it."""
+
+    num_samples: int
+    """The batch size."""
+    num_tokens: int
+    num_loss_tokens: int | None
+    """None where the plan cannot know them."""
+    max_seqlen: int
+    lr_scale: float
+    samples_before: int
+    """Samples of all steps before this one, earlier epochs included."""
+    tokens_before: int
+
+
+class MicroBatches(NamedTuple):
+    """Consecutive rows of ``microbatches.arrow`` as arrays: M micro-batches with P pieces."""
+
+    first_row: int
+    step: NDArray[np.int64]
+    """(M,)"""
+    accum: NDArray[np.int32]
+    dp_rank: NDArray[np.int32]
+    offsets: NDArray[np.int32]
+    """(M + 1,) micro-batch m holds pieces offsets[m]:offsets[m + 1] of the three arrays below."""
+    sample_ids: NDArray[np.integer]
+    """(P,)"""
+    seqlens: NDArray[np.int32]
+    """(P,)"""
+    starts: NDArray[np.int32] | None
+    """(P,)"""
+    num_samples: NDArray[np.int32]
+    num_tokens: NDArray[np.int64]
+    max_seqlen: NDArray[np.int32]
+    padded_seqlen: NDArray[np.int32]
+    cost: NDArray[np.int64]
+    is_filler: NDArray[np.bool_]
+    is_repeat: NDArray[np.bool_]
+    padded_seqlens: Mapping[str, NDArray[np.int32]]
+    """Metric → (M,)"""
+
+
+class Steps(NamedTuple):
+    """Consecutive rows of ``steps.arrow`` as arrays of T steps."""
+
+    first_step: int
+    step: NDArray[np.int64]
+    num_samples: NDArray[np.int64]
+    num_tokens: NDArray[np.int64]
+    num_loss_tokens: NDArray[np.int64] | None
+    max_seqlen: NDArray[np.int32]
+    lr_scale: NDArray[np.float64]
+    samples_before: NDArray[np.int64]
+    tokens_before: NDArray[np.int64]
+
+
+class Dropped(NamedTuple):
+    """Consecutive rows of ``dropped.arrow`` as arrays."""
+
+    epoch: NDArray[np.int32]
+    """−1: every epoch."""
+    sample_id: NDArray[np.integer]
+    seqlen: NDArray[np.int64]
+    num_tokens: NDArray[np.int64]
+    reason: NDArray[np.int8]
+    """Index into ``DROP_REASONS``."""
+
+
+def load_plan(path: str | os.PathLike[str]) -> "Plan":
+    """Open a plan directory: memory-mapped, in a time that does not depend on the number of samples.
+
+    The header's hash, the files' sizes and their footers are checked here, the values of a record batch when
+    it is first touched, everything by ``verify_plan``.
+
+    Raises:
+        PlanError: no plan, one of another version, or one with a missing, foreign or truncated file.
+    """
+    folder = Path(path)
+    plan = Plan(read_header(folder), FolderFiles(folder))
+    plan.check_files()
+    return plan
+
+
+class Plan:
+    """What every rank sees in every micro-batch of every step.
+
+    It pickles as its path where it lies on disk, so that workers map the file instead of copying it.
+    """
+
+    def __init__(self, header: dict[str, Any], files: FolderFiles | MemoryFiles) -> None:
+        self._header = header
+        self._files = files
+
+    @property
+    def header(self) -> dict[str, Any]:
+        """The parsed ``plan.json``."""
+        return self._header
+
+    @property
+    def path(self) -> Path | None:
+        """The plan's directory; None for a plan in memory."""
+        return self._files.folder if isinstance(self._files, FolderFiles) else None
+
+    @property
+    def fingerprint(self) -> str:
+        """The content hash: equal for plans that give every rank the same samples in the same order."""
+        return str(self._header["content_hash"])
+
+    @property
+    def config(self) -> Mapping[str, Any]:
+        """The configuration that the plan was made with, one entry an option."""
+        config: dict[str, Any] = self._header["config"]
+        return config
+
+    @property
+    def layout(self) -> str:
+        """``padded`` (a B × S tensor) or ``packed`` (one row of T tokens)."""
+        return str(self.config["layout"])
+
+    @property
+    def dp_size(self) -> int:
+        """Data-parallel ranks, D."""
+        return int(self.config["dp_size"])
+
+    @property
+    def grad_accum(self) -> int:
+        """Micro-batches of one rank in a step, A."""
+        return int(self.config["grad_accum"])
+
+    @property
+    def num_epochs(self) -> int:
+        """Epochs planned."""
+        return int(self._header["num_epochs"])
+
+    @property
+    def num_samples(self) -> int:
+        """Samples of the source, planned or not."""
+        return int(self._header["num_samples"])
+
+    def epoch(self, epoch: int) -> "Epoch":
+        """Open one epoch.
+
+        Raises:
+            PlanError: there is no such epoch, or its files are not what the header says.
+        """
+        if not 0 <= epoch < self.num_epochs:
+            raise PlanError(
+                f"epoch {epoch} is not planned: the plan has {self.num_epochs}; plan with --epochs"
+            )
+        return Epoch(
+            self._table(schema.microbatches_file(epoch)),
+            self._table(schema.steps_file(epoch)),
+            num_microbatches_per_step=self.dp_size * self.grad_accum,
+        )
+
+    def dropped(self) -> Iterator[Dropped]:
+        """Yield what is not planned, some ten thousand rows at a time."""
+        table = self._table(schema.DROPPED_FILE)
+        for index in range(table.num_batches):
+            columns = table.batch(index)
+            yield Dropped(**{name: columns[name] for name in Dropped._fields})
+
+    def save(self, path: str | os.PathLike[str], *, overwrite: bool = False) -> "Plan":
+        """Write the plan into a directory and return it opened from there.
+
+        Raises:
+            TargetExistsError: ``path`` exists and may not be replaced.
+            TargetBusyError: another process is writing the same target.
+            TargetWriteError: no room, no permission, or a read-only place.
+        """
+        with published_directory(path, marker=schema.HEADER_FILE, overwrite=overwrite) as folder:
+            target = FolderTarget(folder)
+            for name in [*schema.plan_files(self.num_epochs), schema.HEADER_FILE]:
+                with target.open(name) as stream:
+                    stream.write(self._files.buffer(name))
+        return load_plan(path)
+
+    def check_files(self) -> None:
+        """Check the size and the footer of every file.
+
+        Raises:
+            PlanError: a file is missing, truncated, foreign, or of another shape than the header says.
+        """
+        for name in schema.plan_files(self.num_epochs):
+            self._table(name)
+
+    def _table(self, name: str) -> PlanTable:
+        return PlanTable(self._files, name, self._header)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        if isinstance(self._files, FolderFiles):
+            return _reopen, (self._files.folder, self.fingerprint)
+        return Plan, (self._header, self._files)
+
+    def __repr__(self) -> str:
+        place = self.path or "in memory"
+        return f"Plan({place}, {self.layout}, {self.num_epochs} epochs, {self.fingerprint[:12]})"
+
+
+class Epoch:
+    """One epoch of a plan; every access is O(1)."""
+
+    def __init__(self, microbatches: PlanTable, steps: PlanTable, *, num_microbatches_per_step: int) -> None:
+        self._microbatches = microbatches
+        self._steps = steps
+        self._metrics = schema.metrics_of(microbatches.column_names)
+        if microbatches.num_rows != steps.num_rows * num_microbatches_per_step:
+            raise PlanError(
+                f"{microbatches.name} has {microbatches.num_rows} micro-batches, {steps.num_rows} steps of "
+                f"{num_microbatches_per_step} were planned; restore the plan or plan again"
+            )
+
+    @property
+    def num_steps(self) -> int:
+        """Optimizer updates."""
+        return self._steps.num_rows
+
+    @property
+    def num_microbatches(self) -> int:
+        """Micro-batches of all ranks: steps × grad_accum × dp_size."""
+        return self._microbatches.num_rows
+
+    def microbatch(self, row: int) -> MicroBatch:
+        """Return one micro-batch, row = (step · grad_accum + accum) · dp_size + dp_rank."""
+        columns, at = self._microbatches.locate(row)
+        offsets = columns["offsets"]
+        pieces = slice(offsets[at], offsets[at + 1])
+        starts = columns.get("starts")
+        return MicroBatch(
+            step=int(columns["step"][at]),
+            accum=int(columns["accum"][at]),
+            dp_rank=int(columns["dp_rank"][at]),
+            sample_ids=columns["sample_ids"][pieces],
+            seqlens=columns["seqlens"][pieces],
+            starts=None if starts is None else starts[pieces],
+            num_samples=int(columns["num_samples"][at]),
+            num_tokens=int(columns["num_tokens"][at]),
+            max_seqlen=int(columns["max_seqlen"][at]),
+            padded_seqlen=int(columns["padded_seqlen"][at]),
+            cost=int(columns["cost"][at]),
+            is_filler=bool(columns["is_filler"][at]),
+            is_repeat=bool(columns["is_repeat"][at]),
+            padded_seqlens={metric: int(padded[at]) for metric, padded in self._by_metric(columns)},
+        )
+
+    def step(self, step: int) -> StepRow:
+        """Return one step."""
+        columns, at = self._steps.locate(step)
+        loss_tokens = columns.get("num_loss_tokens")
+        return StepRow(
+            num_samples=int(columns["num_samples"][at]),
+            num_tokens=int(columns["num_tokens"][at]),
+            num_loss_tokens=None if loss_tokens is None else int(loss_tokens[at]),
+            max_seqlen=int(columns["max_seqlen"][at]),
+            lr_scale=float(columns["lr_scale"][at]),
+            samples_before=int(columns["samples_before"][at]),
+            tokens_before=int(columns["tokens_before"][at]),
+        )
+
+    def microbatches(self) -> Iterator[MicroBatches]:
+        """Yield all rows in order, one record batch at a time, as arrays."""
+        for index in range(self._microbatches.num_batches):
+            columns = self._microbatches.batch(index)
+            yield MicroBatches(
+                first_row=index * self._microbatches.rows_per_batch,
+                padded_seqlens=dict(self._by_metric(columns)),
+                starts=columns.get("starts"),
+                **{
+                    name: columns[name]
+                    for name in MicroBatches._fields
+                    if name not in ("first_row", "padded_seqlens", "starts")
+                },
+            )
+
+    def steps(self) -> Iterator[Steps]:
+        """Yield all steps in order, one record batch at a time, as arrays."""
+        for index in range(self._steps.num_batches):
+            columns = self._steps.batch(index)
+            yield Steps(
+                first_step=index * self._steps.rows_per_batch,
+                num_loss_tokens=columns.get("num_loss_tokens"),
+                **{
+                    name: columns[name]
+                    for name in Steps._fields
+                    if name not in ("first_step", "num_loss_tokens")
+                },
+            )
+
+    def _by_metric(self, columns: Mapping[str, NDArray[Any]]) -> Iterator[tuple[str, NDArray[np.int32]]]:
+        return ((metric, columns[schema.PADDED_SEQLEN_PREFIX + metric]) for metric in self._metrics)
+
+
+def _reopen(folder: Path, fingerprint: str) -> Plan:
+    """Open a plan that another process had open, if it still is the same."""
+    plan = load_plan(folder)
+    if plan.fingerprint != fingerprint:
+        raise PlanError(f"{folder} was replaced by another plan while it was in use; start the run again")
+    return plan

@@ -1,0 +1,143 @@
+"""The files of a plan as they are read: mapped from a folder, or buffers in memory; checked before use."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from packer.errors import PlanError
+from packer.plan import schema
+from packer.plan.digest import batch_digest
+from packer.plan.header import file_entry
+
+
+class FolderFiles:
+    """Files of a plan directory, memory-mapped."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def describe(self, name: str) -> str:
+        """Return how messages call the file."""
+        return str(self.folder / name)
+
+    def buffer(self, name: str) -> pa.Buffer:
+        """Map one file; the mapping lives as long as the buffer, whatever becomes of the name."""
+        path = self.folder / name
+        try:
+            with pa.memory_map(str(path)) as source:
+                return source.read_buffer()
+        except FileNotFoundError:
+            raise PlanError(f"{path} is missing; restore the plan or plan again") from None
+        except OSError as error:
+            raise PlanError(f"cannot read {path}: {error}") from error
+
+
+class MemoryFiles:
+    """Files of a plan that was never on disk."""
+
+    def __init__(self, buffers: Mapping[str, pa.Buffer]) -> None:
+        self._buffers = dict(buffers)
+
+    def describe(self, name: str) -> str:
+        """Return how messages call the file."""
+        return f"{name} (in memory)"
+
+    def buffer(self, name: str) -> pa.Buffer:
+        """Return one file."""
+        return self._buffers[name]
+
+
+class PlanTable:
+    """One table of a plan: record batches as dictionaries of arrays that view the mapped file."""
+
+    CACHED_BATCHES = 16
+
+    def __init__(self, files: FolderFiles | MemoryFiles, name: str, header: Mapping[str, Any]) -> None:
+        self.name = files.describe(name)
+        entry = file_entry(header, name)
+        self.num_rows: int = entry["num_rows"]
+        self.rows_per_batch: int = entry["rows_per_batch"]
+        self._digests: list[str] = entry["batch_digests"]
+        self._buffer = files.buffer(name)
+        if self._buffer.size != entry["size"]:
+            raise PlanError(
+                f"{self.name} has {self._buffer.size} bytes, plan.json says {entry['size']}; "
+                "it is truncated or from another plan: restore it or plan again"
+            )
+        try:
+            self._reader = pa.ipc.open_file(self._buffer)
+            columns = self._reader.schema
+            num_batches = self._reader.num_record_batches
+        except (pa.ArrowException, OSError, ValueError) as error:
+            raise PlanError(
+                f"{self.name} is no Arrow file ({error}); restore the plan or plan again"
+            ) from error
+        expected = schema.expected_schema(name, columns.names, header["num_samples"], self.rows_per_batch)
+        if not columns.equals(expected, check_metadata=True):
+            raise PlanError(f"{self.name} does not have the columns that plan.json says; plan again")
+        if not num_batches == len(self._digests) == -(-self.num_rows // self.rows_per_batch):
+            raise PlanError(f"{self.name} is cut into other record batches than plan.json says; plan again")
+        self.column_names: list[str] = columns.names
+        self._checked = bytearray(num_batches)
+        self._cache: dict[int, dict[str, NDArray[Any]]] = {}
+
+    @property
+    def num_batches(self) -> int:
+        """Record batches of the table."""
+        return len(self._digests)
+
+    def locate(self, row: int) -> tuple[dict[str, NDArray[Any]], int]:
+        """Return the record batch that holds a row, and the row's place in it."""
+        if not 0 <= row < self.num_rows:
+            raise IndexError(f"row {row} of {self.name}, which has {self.num_rows}")
+        index, at = divmod(row, self.rows_per_batch)
+        return self.batch(index), at
+
+    def batch(self, index: int) -> dict[str, NDArray[Any]]:
+        """Return one record batch as arrays.
+
+        A list column gives its elements; ``offsets`` (rows + 1) is common to all of them.
+
+        Raises:
+            PlanError: the values are not those that were written.
+        """
+        columns = self._cache.get(index)
+        if columns is None:
+            columns = self._arrays(index)
+            if len(self._cache) >= self.CACHED_BATCHES:
+                self._cache = {}  # views are cheap to make again, and no lock is held across a fork
+            self._cache[index] = columns
+        return columns
+
+    def _arrays(self, index: int) -> dict[str, NDArray[Any]]:
+        try:
+            batch = self._reader.get_batch(index)
+            batch.validate()
+            if not self._checked[index] and batch_digest(batch) != self._digests[index]:
+                raise ValueError("its values are not those that were written")
+        except (pa.ArrowException, OSError, ValueError, IndexError) as error:
+            raise PlanError(
+                f"record batch {index} of {self.name} is damaged ({error}); restore the plan or plan again"
+            ) from error
+        self._checked[index] = True
+        return _as_arrays(batch)
+
+
+def _as_arrays(batch: pa.RecordBatch) -> dict[str, NDArray[Any]]:
+    """View the columns of a record batch as NumPy arrays; a column of nulls only is left out."""
+    columns: dict[str, NDArray[Any]] = {}
+    for field, column in zip(batch.schema, batch.columns, strict=True):
+        if pa.types.is_list(field.type):
+            offsets = column.offsets.to_numpy()
+            columns["offsets"] = offsets
+            columns[field.name] = column.values.to_numpy()
+        elif pa.types.is_dictionary(field.type):
+            columns[field.name] = column.indices.to_numpy()
+        elif field.name == "epoch":
+            columns[field.name] = column.fill_null(-1).to_numpy(zero_copy_only=False)
+        elif column.null_count < len(column) or not len(column):
+            columns[field.name] = column.to_numpy(zero_copy_only=False)
+    return columns

@@ -1,0 +1,344 @@
+"""Write a plan epoch by epoch: a folder published by rename, or the same bytes in memory."""
+
+import json
+import os
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from packer._version import __version__
+from packer.plan import schema
+from packer.plan.digest import HEADER_HASH, content_hash, header_hash
+from packer.plan.epoch import DROP_REASONS, DroppedSamples, PlannedEpoch
+from packer.plan.facts import PlanFacts
+from packer.plan.reader import Plan, load_plan
+from packer.plan.storage import MemoryFiles
+from packer.plan.tables import FolderTarget, MemoryTarget, TableFile, Target
+from packer.publish import published_directory
+
+
+def write_plan(
+    out: str | os.PathLike[str],
+    facts: PlanFacts,
+    epochs: Iterable[PlannedEpoch],
+    *,
+    dropped: DroppedSamples,
+    overwrite: bool = False,
+) -> Plan:
+    """Write a plan into ``out``, one epoch after the other, and open it.
+
+    Memory holds one epoch at a time. The folder appears under its name when it is complete, or not at all.
+
+    Args:
+        out: the directory to publish.
+        facts: what the planner knows besides the rows.
+        epochs: the epochs in order; each is written before the next is asked for.
+        dropped: what every epoch leaves out.
+        overwrite: replace a plan that is there.
+
+    Raises:
+        TargetExistsError: ``out`` exists and may not be replaced.
+        TargetBusyError: another process is writing the same target.
+        TargetWriteError: no room, no permission, or a read-only place.
+    """
+    with published_directory(out, marker=schema.HEADER_FILE, overwrite=overwrite) as folder:
+        _write_files(FolderTarget(folder), facts, epochs, dropped)
+    return load_plan(out)
+
+
+def plan_in_memory(facts: PlanFacts, epochs: Iterable[PlannedEpoch], *, dropped: DroppedSamples) -> Plan:
+    """Build a plan that lives in memory: the same files, byte for byte, as on disk."""
+    target = MemoryTarget()
+    header = _write_files(target, facts, epochs, dropped)
+    return Plan(header, MemoryFiles(target.buffers()))
+
+
+def _write_files(
+    target: Target, facts: PlanFacts, epochs: Iterable[PlannedEpoch], dropped: DroppedSamples
+) -> dict[str, Any]:
+    """Write the tables, then the header; return the header as a reader sees it."""
+    header = _write_tables(target, facts, epochs, dropped)
+    header: dict[str, Any] = json.loads(
+        json.dumps(header, allow_nan=False)
+    )  # plain lists and keys, before it is hashed
+    header[HEADER_HASH] = header_hash(header)
+    with target.open(schema.HEADER_FILE) as stream:
+        stream.write((json.dumps(header, indent=1) + "\n").encode())
+    return header
+
+
+def _write_tables(
+    target: Target, facts: PlanFacts, epochs: Iterable[PlannedEpoch], dropped: DroppedSamples
+) -> dict[str, Any]:
+    """Write all tables; return the header but for its own hash."""
+    files: dict[str, dict[str, Any]] = {}
+    counts: list[dict[str, Any]] = []
+    shapes = _ShapeTable()
+    totals = _Totals()
+    with ThreadPoolExecutor(max_workers=1) as pool:
+        drops = _DroppedTable(target, facts.num_samples, pool)
+        drops.append(None, dropped)
+        for number, epoch in enumerate(epochs):
+            name = schema.microbatches_file(number)
+            files[name], tensor_counts = _write_microbatches(target, name, facts, epoch, shapes, pool)
+            name = schema.steps_file(number)
+            files[name] = _write_steps(target, name, epoch, totals, pool)
+            drops.append(number, epoch.dropped)
+            counts.append(tensor_counts | {"dropped": _drop_counts(epoch.dropped), "figures": epoch.figures})
+        files[schema.DROPPED_FILE] = drops.close()
+    return {
+        "format": schema.FORMAT,
+        "version": schema.VERSION,
+        "packer": __version__,
+        **asdict(facts),
+        "num_epochs": len(counts),
+        "shapes": shapes.as_json(),
+        "dropped": _drop_counts(dropped),
+        "epochs": counts,
+        "files": files,
+        "content_hash": content_hash({name: entry["batch_digests"] for name, entry in files.items()}),
+    }
+
+
+def _write_microbatches(
+    target: Target,
+    name: str,
+    facts: PlanFacts,
+    epoch: PlannedEpoch,
+    shapes: "_ShapeTable",
+    pool: ThreadPoolExecutor,
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Write one epoch's micro-batches; return the file's entry and the epoch's counts."""
+    sample_id = schema.id_type(facts.num_samples)
+    rows_per_batch = schema.rows_per_batch(epoch.offsets)
+    columns = schema.microbatches_schema(
+        sample_id=sample_id,
+        has_starts=epoch.starts is not None,
+        metrics=tuple(epoch.padded_seqlens_by_metric),
+        rows_per_batch=rows_per_batch,
+    )
+    num_rows = len(epoch.offsets) - 1
+    packed = facts.config["layout"] == "packed"
+    counts = {
+        "num_steps": len(epoch.step_num_samples),
+        "num_microbatches": num_rows,
+        "num_samples": 0,
+        "num_tokens": 0,
+        "num_padded_tokens": 0,
+        "num_fillers": int(np.count_nonzero(epoch.is_filler)),
+        "num_repeats": int(np.count_nonzero(epoch.is_repeat)),
+        "max_padded_tokens": 0,
+        "rank_imbalance": _rank_imbalance(epoch.costs, facts.config["dp_size"]),
+    }
+    table = TableFile(target, name, columns, pool)
+    for first in range(0, num_rows, rows_per_batch):
+        rows = slice(first, min(first + rows_per_batch, num_rows))
+        arrays = _microbatch_arrays(epoch, rows, facts.config["dp_size"], facts.config["grad_accum"])
+        table.append(_record_batch(columns, arrays))
+        planned = ~(epoch.is_filler[rows] | epoch.is_repeat[rows])
+        area = epoch.padded_seqlens[rows].astype(np.int64)
+        if not packed:
+            area *= arrays["num_samples"]
+        counts["num_samples"] += int(_whole_samples(arrays)[planned].sum())
+        counts["num_tokens"] += int(arrays["num_tokens"][planned].sum())
+        counts["num_padded_tokens"] += int(area.sum())
+        counts["max_padded_tokens"] = max(counts["max_padded_tokens"], int(area.max(initial=0)))
+        shapes.add(np.ones_like(area) if packed else arrays["num_samples"], epoch.padded_seqlens[rows])
+    return table.close(), counts
+
+
+def _microbatch_arrays(epoch: PlannedEpoch, rows: slice, dp_size: int, grad_accum: int) -> dict[str, Any]:
+    """Return the columns of some rows; a list column is a pair (offsets int32, elements)."""
+    row = np.arange(rows.start, rows.stop, dtype=np.int64)
+    offsets = epoch.offsets[rows.start : rows.stop + 1]
+    pieces = slice(int(offsets[0]), int(offsets[-1]))
+    local = (offsets - offsets[0]).astype(np.int32)
+    seqlens = epoch.seqlens[pieces]
+    num_samples = np.diff(local)
+    assert num_samples.min(initial=1) > 0, "a micro-batch holds at least one sample"
+    ends = np.concatenate(([0], np.cumsum(seqlens, dtype=np.int64)))[local]
+    arrays: dict[str, Any] = {
+        "step": row // (grad_accum * dp_size),
+        "accum": (row // dp_size % grad_accum).astype(np.int32),
+        "dp_rank": (row % dp_size).astype(np.int32),
+        "sample_ids": (local, epoch.sample_ids[pieces]),
+        "seqlens": (local, seqlens),
+        "num_samples": num_samples,
+        "num_tokens": np.diff(ends),
+        "max_seqlen": np.maximum.reduceat(seqlens, local[:-1]),
+        "padded_seqlen": epoch.padded_seqlens[rows],
+        "cost": epoch.costs[rows],
+        "is_filler": epoch.is_filler[rows],
+        "is_repeat": epoch.is_repeat[rows],
+    }
+    if epoch.starts is not None:
+        arrays["starts"] = (local, epoch.starts[pieces])
+    for metric, padded in epoch.padded_seqlens_by_metric.items():
+        arrays[schema.PADDED_SEQLEN_PREFIX + metric] = padded[rows]
+    return arrays
+
+
+def _whole_samples(arrays: dict[str, Any]) -> NDArray[np.integer]:
+    """Return per micro-batch how many samples begin in it: a sample in pieces counts with its first one."""
+    if "starts" not in arrays:
+        num_samples: NDArray[np.int32] = arrays["num_samples"]
+        return num_samples
+    offsets, starts = arrays["starts"]
+    begun: NDArray[np.int64] = np.concatenate(([0], np.cumsum(starts == 0, dtype=np.int64)))[offsets]
+    return np.diff(begun)
+
+
+def _write_steps(
+    target: Target, name: str, epoch: PlannedEpoch, totals: "_Totals", pool: ThreadPoolExecutor
+) -> dict[str, Any]:
+    """Write one epoch's steps; return the file's entry. ``samples_before`` counts over all epochs."""
+    columns = schema.steps_schema()
+    table = TableFile(target, name, columns, pool)
+    samples_before, totals.samples = _running(epoch.step_num_samples, totals.samples)
+    tokens_before, totals.tokens = _running(epoch.step_num_tokens, totals.tokens)
+    arrays = {
+        "step": np.arange(len(samples_before), dtype=np.int64),
+        "num_samples": epoch.step_num_samples,
+        "num_tokens": epoch.step_num_tokens,
+        "num_loss_tokens": epoch.step_num_loss_tokens,
+        "max_seqlen": epoch.step_max_seqlen,
+        "lr_scale": epoch.lr_scales,
+        "samples_before": samples_before,
+        "tokens_before": tokens_before,
+    }
+    for first in range(0, len(samples_before), schema.MAX_ROWS_PER_BATCH):
+        rows = slice(first, first + schema.MAX_ROWS_PER_BATCH)
+        num_rows = len(samples_before[rows])
+        batch = {key: pa.nulls(num_rows, pa.int64()) if v is None else v[rows] for key, v in arrays.items()}
+        table.append(_record_batch(columns, batch))
+    return table.close()
+
+
+class _DroppedTable:
+    """``dropped.arrow``, filled epoch by epoch in record batches of equal size."""
+
+    def __init__(self, target: Target, num_samples: int, pool: ThreadPoolExecutor) -> None:
+        self._columns = schema.dropped_schema(sample_id=schema.id_type(num_samples))
+        self._table = TableFile(target, schema.DROPPED_FILE, self._columns, pool)
+        self._pending: list[pa.RecordBatch] = []
+
+    def append(self, epoch: int | None, dropped: DroppedSamples) -> None:
+        for first in range(0, len(dropped.sample_ids), schema.MAX_ROWS_PER_BATCH):
+            rows = slice(first, first + schema.MAX_ROWS_PER_BATCH)
+            reasons = pa.array(dropped.reasons[rows].astype(np.int8))
+            num_rows = len(reasons)
+            arrays = {
+                "epoch": pa.nulls(num_rows, pa.int32())
+                if epoch is None
+                else np.full(num_rows, epoch, np.int32),
+                "sample_id": dropped.sample_ids[rows],
+                "seqlen": dropped.seqlens[rows],
+                "num_tokens": dropped.num_tokens[rows],
+                "reason": pa.DictionaryArray.from_arrays(reasons, schema.reason_dictionary()),
+            }
+            self._pending.append(_record_batch(self._columns, arrays))
+            self._flush(schema.MAX_ROWS_PER_BATCH)
+
+    def close(self) -> dict[str, Any]:
+        self._flush(1)
+        return self._table.close()
+
+    def _flush(self, at_least: int) -> None:
+        """Write what is pending in full batches, the last one excepted."""
+        if sum(batch.num_rows for batch in self._pending) < at_least:
+            return
+        rows = pa.Table.from_batches(self._pending, self._columns).combine_chunks()
+        self._pending = []
+        for batch in rows.to_batches(schema.MAX_ROWS_PER_BATCH):
+            if batch.num_rows >= min(at_least, schema.MAX_ROWS_PER_BATCH):
+                self._table.append(batch)
+            else:
+                self._pending.append(batch)
+
+
+class _Totals:
+    """Samples and tokens of the steps written so far, over all epochs."""
+
+    samples = 0
+    tokens = 0
+
+
+def _running(sizes: NDArray[np.int64], start: int) -> tuple[NDArray[np.int64], int]:
+    """Return the total before each step and after the last."""
+    totals = start + np.concatenate(([0], np.cumsum(sizes, dtype=np.int64)))
+    return totals[:-1], int(totals[-1])
+
+
+class _ShapeTable:
+    """How many micro-batches have each shape (B, S), while there are few enough to list."""
+
+    LIMIT = 256
+
+    def __init__(self) -> None:
+        self._counts: dict[tuple[int, int], int] | None = {}
+
+    def add(self, num_rows: NDArray[np.integer], padded_seqlens: NDArray[np.int32]) -> None:
+        if self._counts is None:
+            return
+        keys, counts = np.unique(
+            num_rows.astype(np.int64) << 32 | padded_seqlens.astype(np.int64), return_counts=True
+        )
+        for key, count in zip(keys.tolist(), counts.tolist(), strict=True):
+            shape = (key >> 32, key & 0xFFFFFFFF)
+            self._counts[shape] = self._counts.get(shape, 0) + count
+        if len(self._counts) > self.LIMIT:
+            self._counts = None
+
+    def as_json(self) -> list[dict[str, int]] | None:
+        """Return the table by falling count, or None where there are more than ``LIMIT`` shapes."""
+        if self._counts is None:
+            return None
+        ordered = sorted(self._counts.items(), key=lambda item: (-item[1], item[0]))
+        return [{"num_rows": b, "padded_seqlen": s, "count": count} for (b, s), count in ordered]
+
+
+def _rank_imbalance(costs: NDArray[np.int64], dp_size: int) -> float:
+    """Return max/mean − 1 of the cost over the ranks of a slot, averaged over the slots.
+
+    Summed in billionths, as integers: the same figure on every machine.
+    """
+    # (slots · D,) -> (slots, D)
+    slots = costs.reshape(-1, dp_size)
+    totals = slots.sum(axis=1)
+    excess = (slots.max(axis=1)[totals > 0] * dp_size - totals[totals > 0]) / totals[totals > 0]
+    return int(np.rint(excess * 1e9).astype(np.int64).sum()) // max(len(excess), 1) / 1e9
+
+
+def _drop_counts(dropped: DroppedSamples) -> dict[str, dict[str, int]]:
+    """Return reason → samples and tokens."""
+    counts = {}
+    for code, reason in enumerate(DROP_REASONS):
+        mine = dropped.reasons == code
+        if mine.any():
+            counts[reason] = {
+                "num_samples": int(np.count_nonzero(mine)),
+                "num_tokens": int(dropped.num_tokens[mine].sum()),
+            }
+    return counts
+
+
+def _record_batch(columns: pa.Schema, arrays: dict[str, Any]) -> pa.RecordBatch:
+    """Wrap arrays in their columns, without a copy where the dtype is the column's already."""
+    return pa.RecordBatch.from_arrays(
+        [_array(field, arrays[field.name]) for field in columns], schema=columns
+    )
+
+
+def _array(field: pa.Field, values: Any) -> pa.Array:
+    if isinstance(values, pa.Array):
+        return values
+    if isinstance(values, tuple):
+        offsets, elements = values
+        inner = _array(field.type.value_field, elements)
+        return pa.ListArray.from_arrays(pa.array(offsets), inner, type=field.type)
+    return pa.array(values.astype(field.type.to_pandas_dtype(), copy=False))
