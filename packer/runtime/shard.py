@@ -10,7 +10,6 @@ which tokens of which samples that is; ``slices.read_shard`` fetches them. A mic
 positions in the padded layout, one row of T in the packed one; a slice is ``(B, S/sp)`` or ``(1, T/sp)``.
 """
 
-import itertools
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -26,6 +25,9 @@ Shard = Literal["contiguous", "zigzag", "zigzag-samples", "zigzag-samples-torch"
 (context parallelism), chunks r and 2·sp − 1 − r of 2·sp chunks: of the row (torch and Megatron alike), or of
 each sample of a packed row (Megatron; torch's order per document pairs the same chunks, then cuts in runs).
 """
+
+IGNORE_INDEX = -100
+"""The label that no loss looks at."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,10 +108,9 @@ class Piece(NamedTuple):
     stop: int
 
 
-def slice_lengths(row_length: int, sp_size: int) -> list[int]:
-    """Positions of each rank's contiguous slice: equal, or, where they do not divide, as equal as can be."""
-    edges = [rank * row_length // sp_size for rank in range(sp_size + 1)]
-    return [stop - start for start, stop in itertools.pairwise(edges)]
+def even_edges(total: int, parts: int) -> list[int]:
+    """(parts + 1,) edges of ``total`` things dealt out in runs that are equal, or differ by one."""
+    return [part * total // parts for part in range(parts + 1)]
 
 
 def rank_spans(
@@ -135,8 +136,8 @@ def rank_spans(
     if shard == "contiguous":
         if layout.row_length % sp_size and not ragged:
             raise PlanError(_does_not_divide(layout.row_length, "the rows", sp_size, shard))
-        edges = [rank * layout.row_length // sp_size for rank in (sp_rank, sp_rank + 1)]
-        return np.array([edges], np.int64)
+        edges = even_edges(layout.row_length, sp_size)
+        return np.array([edges[sp_rank : sp_rank + 2]], np.int64)
     bounds = np.array([0, layout.row_length], np.int64) if shard == "zigzag" else layout.bounds
     lengths: NDArray[np.int64] = np.diff(bounds)
     chunks, rest = np.divmod(lengths, 2 * sp_size)

@@ -1,6 +1,6 @@
 """A sequence-parallel rank's slice of a micro-batch as tensors, read from the slice's own tokens alone."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -8,10 +8,7 @@ import torch
 from numpy.typing import NDArray
 
 from packer.errors import LengthMismatchError
-from packer.runtime.shard import Piece, RowLayout, cut, position_ids
-
-IGNORE_INDEX = -100
-"""The label that no loss looks at."""
+from packer.runtime.shard import IGNORE_INDEX, Piece, RowLayout, cut, position_ids
 
 _MADE_HERE = frozenset({"labels", "shift_labels", "position_ids", "attention_mask"})
 
@@ -31,6 +28,8 @@ def read_shard(
     starts: NDArray[np.integer] | None = None,
     is_filler: bool = False,
     pad_values: Mapping[str, float] | None = None,
+    token_fields: Collection[str] | None = None,
+    labels_are_shifted: bool = False,
 ) -> dict[str, torch.Tensor]:
     """This rank's slice of ``input_ids, position_ids, shift_labels`` and of further token-aligned fields.
 
@@ -47,6 +46,8 @@ def read_shard(
         starts: (n,) offset of each planned piece in its sample; None where no sample of the plan is cut.
         is_filler: All labels −100.
         pad_values: Field name → what padding holds; 0 where not named.
+        token_fields: Fields with one value a token; None: those whose first dimension is the sample's length.
+        labels_are_shifted: ``labels[i]`` is what position i predicts already.
 
     Returns:
         Field name → ``(B, t, …)``; ids and labels int64. Where no sample has ``labels`` they are the ids.
@@ -57,7 +58,8 @@ def read_shard(
     pads = pad_values or {}
     pieces = cut(layout, spans)
     shape = (layout.num_rows, int((spans[:, 1] - spans[:, 0]).sum()))
-    read = _Reader(dataset, sample_ids, layout.seqlens, starts, {piece.sample for piece in pieces})
+    read = _Reader(dataset, sample_ids, layout.seqlens, starts, token_fields)
+    read.fetch(sorted({piece.sample for piece in pieces}))
     shift_labels = np.full(shape, IGNORE_INDEX, np.int64)
     buffers: dict[str, np.ndarray[Any, Any] | torch.Tensor] = {}
     # A slice of nothing but padding still has every field: an empty read tells dtypes and trailing shapes.
@@ -71,7 +73,8 @@ def read_shard(
                 buffers[name] = _full(name, values, shape, pads.get(name, 0))
             buffers[name][piece.row, piece.offset : piece.offset + count] = values[:count]
         if not is_filler:
-            labels = fields.get("labels", fields["input_ids"])[1 : count + 1]
+            ahead = 0 if labels_are_shifted and "labels" in fields else 1
+            labels = fields.get("labels", fields["input_ids"])[ahead : count + ahead]
             shift_labels[piece.row, piece.offset : piece.offset + len(labels)] = labels
     positions = np.tile(position_ids(layout, spans), (layout.num_rows, 1))
     tensors = {name: torch.as_tensor(buffer) for name, buffer in buffers.items()}
@@ -90,59 +93,75 @@ class _Reader:
         sample_ids: NDArray[np.integer],
         seqlens: NDArray[np.int64],
         starts: NDArray[np.integer] | None,
-        touched: set[int],
+        token_fields: Collection[str] | None,
     ) -> None:
         self._dataset = dataset
         self._sample_ids = sample_ids.tolist()
         self._seqlens = seqlens.tolist()
         self._starts = None if starts is None else starts.tolist()
+        self._token_fields = token_fields
         self._read_slice = getattr(dataset, "read_slice", None)
         self._whole: dict[int, Mapping[str, Any]] = {}
+
+    def fetch(self, touched: Sequence[int]) -> None:
+        """Read the samples that the slice touches whole, where the data set cannot read parts of them."""
         if self._read_slice is None:
-            wanted = sorted(touched) or [0]
-            samples = _get_samples(dataset, [self._sample_ids[sample] for sample in wanted])
-            self._whole = dict(zip(wanted, map(_token_aligned, samples), strict=True))
+            wanted = touched or [0]
+            sample_ids = [self._sample_ids[index] for index in wanted]
+            for index, sample in zip(wanted, _read_samples(self._dataset, sample_ids), strict=True):
+                self._require_length(index, len(sample["input_ids"]))
+                self._whole[index] = self._aligned(sample)
 
     def __call__(self, piece: Piece) -> dict[str, Any]:
-        seqlen = self._seqlens[piece.sample]
+        planned = self._seqlens[piece.sample]
         begin = 0 if self._starts is None else self._starts[piece.sample]
         # One token past the planned end tells a sample that has grown; a cut sample may well go on.
-        ahead = 1 if piece.stop > piece.start and (self._starts is None or piece.stop < seqlen) else 0
+        ahead = 1 if piece.stop > piece.start and (self._starts is None or piece.stop < planned) else 0
         start, stop = begin + piece.start, begin + piece.stop + ahead
         if self._read_slice is not None:
             fields = self._read_slice(self._sample_ids[piece.sample], start, stop)
         else:
             fields = {name: values[start:stop] for name, values in self._whole[piece.sample].items()}
-        found = len(fields["input_ids"])
-        if found != min(piece.stop + ahead, seqlen) - piece.start:
-            self._refuse(piece.sample)
+        if len(fields["input_ids"]) != min(piece.stop + ahead, planned) - piece.start:
+            self._require_length(
+                piece.sample, len(self._dataset[self._sample_ids[piece.sample]]["input_ids"])
+            )
         return {name: _as_array(values) for name, values in fields.items()}
 
-    def _refuse(self, sample: int) -> None:
-        sample_id, planned = self._sample_ids[sample], self._seqlens[sample]
-        found = len(self._dataset[sample_id]["input_ids"])
-        raise LengthMismatchError(
-            f"sample {sample_id} has {found:,} tokens, and the plan was made for {planned:,}"
-            + ("" if self._starts is None else f" from token {self._starts[sample]:,} on")
-            + "; the data set, its order or its tokenizer is not the one that was analyzed: "
-            "analyze and plan again, or train on that data set"
-        )
+    def _require_length(self, index: int, found: int) -> None:
+        """Hold a sample's length against the plan, which knows of a cut sample only what it uses."""
+        planned, begin = self._seqlens[index], 0 if self._starts is None else self._starts[index]
+        if found < begin + planned or (self._starts is None and found != planned):
+            raise LengthMismatchError(
+                f"sample {self._sample_ids[index]} has {found:,} tokens, and the plan was made for {planned:,}"
+                + (f" from token {begin:,} on" if begin else "")
+                + "; the data set, the order of its files or its tokenizer is not the one that was analyzed: "
+                "analyze and plan again, or give the data set that was analyzed"
+            )
+
+    def _aligned(self, sample: Mapping[str, Any]) -> dict[str, Any]:
+        length = len(sample["input_ids"])
+        if self._token_fields is None:
+            names = [name for name in sample if _num_values(sample[name]) == length]
+        else:
+            names = [name for name in sample if name in self._token_fields or name == "input_ids"]
+        return {name: _as_array(sample[name]) for name in names}
 
 
-def _get_samples(dataset: MapStyle, sample_ids: Sequence[int]) -> Iterable[Mapping[str, Any]]:
-    get_many = getattr(dataset, "__getitems__", None)
-    if get_many is None:
+def _read_samples(dataset: MapStyle, sample_ids: Sequence[int]) -> Sequence[Mapping[str, Any]]:
+    read_many = getattr(dataset, "__getitems__", None)
+    if read_many is None:
         return [dataset[sample_id] for sample_id in sample_ids]
-    samples: Iterable[Mapping[str, Any]] = get_many(list(sample_ids))
+    samples: Sequence[Mapping[str, Any]] = read_many(list(sample_ids))
     return samples
 
 
-def _token_aligned(sample: Mapping[str, Any]) -> dict[str, Any]:
-    num_tokens = len(sample["input_ids"])
-    fields = {
-        name: _as_array(values) for name, values in sample.items() if not isinstance(values, str | bytes)
-    }
-    return {name: values for name, values in fields.items() if values.ndim and len(values) == num_tokens}
+def _num_values(values: Any) -> int | None:
+    """First dimension of a field with numbers; None for anything else."""
+    if isinstance(values, str | bytes):
+        return None
+    array = _as_array(values)
+    return len(array) if array.ndim else None
 
 
 def _as_array(values: Any) -> Any:
