@@ -66,3 +66,7 @@ class TargetWriteError(PackerError, OSError):
 
 class MissingExtraError(PackerError, ImportError):
     """An optional dependency that is not installed; the message names the extra that brings it."""
+
+
+class WorkerLostError(PackerError, RuntimeError):
+    """A worker process, or a node, died in the middle of its work."""

@@ -26,7 +26,7 @@ class FileDigest:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MetricSummary:
-    """One metric over all samples, null ones included (they count as 0)."""
+    """One metric over all samples; null ones count as 0."""
 
     min: int
     median: int
@@ -36,9 +36,6 @@ class MetricSummary:
     max: int
     total: int
     """Exact at any size."""
-    num_nulls: int
-    num_empties: int
-    """Samples that are there, with nothing in them."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -46,6 +43,10 @@ class Manifest:
     """The whole manifest. It holds no path, host or time: the same data give the same bytes anywhere."""
 
     num_samples: int
+    num_nulls: int
+    """Samples that are null in the main column: of length 0."""
+    num_empties: int
+    """Samples of length 0 that are not null."""
     sources: list[dict[str, Any]]
     """The files in their order, each with its row count and identity."""
     definition: dict[str, Any]
@@ -103,6 +104,8 @@ def load_manifest(folder: Path) -> Manifest:
     try:
         manifest = Manifest(
             num_samples=int(content["num_samples"]),
+            num_nulls=int(content["num_nulls"]),
+            num_empties=int(content["num_empties"]),
             sources=list(content["sources"]),
             definition=dict(content["definition"]),
             metrics={name: MetricSummary(**summary) for name, summary in content["metrics"].items()},

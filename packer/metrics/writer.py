@@ -78,7 +78,11 @@ def write_items(
 
 
 def write_sample_to_metric(
-    folder: Path, name: str, values: Iterable[NDArray[np.integer]], num_samples: int, largest: int
+    folder: Path,
+    name: str,
+    values: Iterable[NDArray[np.integer]],
+    num_samples: int,
+    dtype: np.dtype[np.integer],
 ) -> dict[str, FileDigest]:
     """Write ``NAME/NAME_sample_to_metric.bin`` and ``.idx``: one value per sample, in one document.
 
@@ -87,7 +91,7 @@ def write_sample_to_metric(
         name: the metric.
         values: the metric of each sample, in pieces.
         num_samples: how many values there are altogether.
-        largest: the greatest of them; int32 holds it, or else int64 is written.
+        dtype: int32, or int64 where a value needs it.
 
     Returns:
         the digest of each file, by its path inside ``folder``.
@@ -97,7 +101,7 @@ def write_sample_to_metric(
         folder / name / f"{name}_sample_to_metric",
         values,
         np.broadcast_to(np.int32(1), num_samples),
-        np.dtype(np.int32 if largest <= np.iinfo(np.int32).max else np.int64),
+        dtype,
         np.array([0, num_samples], dtype=np.int64),
     )
     return {f"{name}/{file_name}": digest for file_name, digest in digests.items()}

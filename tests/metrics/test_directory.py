@@ -16,19 +16,20 @@ from packer.metrics import Manifest, MetricSummary, open_metrics, write_items, w
 from packer.mmididx import DEEPSPEED_DTYPES
 from tests import naive
 
-SUMMARY = MetricSummary(min=0, median=0, p99=0, max=0, total=0, num_nulls=0, num_empties=0)
+SUMMARY = MetricSummary(min=0, median=0, p99=0, max=0, total=0)
 
 
 def write_directory(folder: Path, **metrics: list[int]) -> Manifest:
     folder.mkdir()
     files = {}
     for name, values in metrics.items():
-        largest = max(values, default=0)
-        files |= write_sample_to_metric(
-            folder, name, [np.array(values, dtype=np.int64)], len(values), largest
-        )
+        dtype = np.dtype(np.int32 if max(values, default=0) < 2**31 else np.int64)
+        pieces = [np.array(values, dtype=np.int64)]
+        files |= write_sample_to_metric(folder, name, pieces, len(values), dtype)
     manifest = Manifest(
         num_samples=len(values),
+        num_nulls=0,
+        num_empties=0,
         sources=[{"rows": len(values)}],
         definition={"kind": "length"},
         metrics=dict.fromkeys(metrics, SUMMARY),

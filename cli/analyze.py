@@ -1,0 +1,133 @@
+"""``packer analyze``."""
+
+import json
+import shlex
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import click
+
+from packer.analyzer import AnalyzeResult
+from packer.analyzer import analyze as analyze_source
+from packer.errors import ConfigError
+
+from .progress import ProgressDisplay
+
+
+@click.command()
+@click.argument("sources", nargs=-1, required=True, metavar="SOURCE...")
+@click.option("--out", required=True, type=click.Path(path_type=Path), help="Metrics directory to make.")
+@click.option(
+    "--tokens-column",
+    "tokens_columns",
+    multiple=True,
+    metavar="NAME",
+    help="List column; the length is its number of elements. Repeat as METRIC=NAME for pairs of sequences.",
+)
+@click.option(
+    "--length-column",
+    "length_columns",
+    multiple=True,
+    metavar="NAME",
+    help="Integer column that holds the length. Repeat as METRIC=NAME for pairs.",
+)
+@click.option("--text-column", metavar="NAME", help="String column, counted in tokens of --tokenizer.")
+@click.option("--messages-column", metavar="NAME", help="Chats, counted through the tokenizer's template.")
+@click.option("--tokenizer", metavar="FILE|DIR", help="A tokenizer.json, or a folder that holds one.")
+@click.option(
+    "--special-tokens/--no-special-tokens",
+    default=True,
+    show_default=True,
+    help="Count the tokens that the tokenizer adds to a text.",
+)
+@click.option(
+    "--labels-column", metavar="NAME", help="List column; labels that are not -100 become metric loss_tokens."
+)
+@click.option("--no-shift", is_flag=True, help="Count the first label of a sample, too.")
+@click.option("--workers", default=1, show_default=True, help="Processes; any number gives the same files.")
+@click.option("--overwrite", is_flag=True, help="Replace an existing metrics directory.")
+@click.option("--json", "as_json", is_flag=True, help="Print the result for machines.")
+def analyze(
+    sources: tuple[str, ...],
+    out: Path,
+    tokens_columns: tuple[str, ...],
+    length_columns: tuple[str, ...],
+    no_shift: bool,
+    as_json: bool,
+    **options: Any,
+) -> None:
+    """Measure every sample of a data set.
+
+    SOURCE is a file, a folder, a pattern or a URL: Parquet, Arrow, JSON Lines, .bin/.idx. Exactly one option
+    says what the length of a sample is; a .bin/.idx source needs none. An interrupted run goes on where it
+    was when it is started again.
+
+    \b
+    packer analyze data.parquet --tokens-column input_ids --out metrics
+    packer analyze docs.jsonl.gz --text-column text --tokenizer tokenizer.json --out metrics
+    """  # noqa: D301 (the escape is click's)
+    with ProgressDisplay() as progress:
+        result = analyze_source(
+            list(sources),
+            out=out,
+            tokens_column=_columns("--tokens-column", tokens_columns),
+            length_column=_columns("--length-column", length_columns),
+            shift=not no_shift,
+            progress=progress,
+            **options,
+        )
+    click.echo(json.dumps(_for_machines(result)) if as_json else _for_people(result))
+
+
+def _columns(option: str, values: tuple[str, ...]) -> str | dict[str, str] | None:
+    """One NAME, or several METRIC=NAME; a single METRIC=NAME names its metric, too."""
+    if not values:
+        return None
+    if len(values) == 1 and "=" not in values[0]:
+        return values[0]
+    named: dict[str, str] = {}
+    for value in values:
+        metric, equals, column = value.partition("=")
+        if not equals:
+            raise ConfigError(f"{option} {value}: of several columns each needs a metric, as METRIC={value}")
+        if metric in named:
+            raise ConfigError(f"{option} names metric {metric!r} twice; give each column its own")
+        named[metric] = column
+    return named
+
+
+def _for_people(result: AnalyzeResult) -> str:
+    manifest = result.manifest
+    lines = [
+        f"{manifest.num_samples:,} samples, {result.main.total:,} tokens; measured in {result.seconds:.1f} s"
+        + (f" ({result.num_units_reused} units from an earlier run)" if result.num_units_reused else "")
+    ]
+    width = max(map(len, manifest.metrics))
+    for name, summary in manifest.metrics.items():
+        lines.append(
+            f"  {name:<{width}}  min {summary.min:,}, median {summary.median:,}, p99 {summary.p99:,}, "
+            f"max {summary.max:,}"
+        )
+    lines.append(f"  {manifest.num_nulls:,} samples are null, {manifest.num_empties:,} empty: of length 0")
+    lines += [f"Warning: {warning}" for warning in result.warnings]
+    out = shlex.quote(str(result.path))
+    budget = 1 << max(result.main.max - 1, 1).bit_length()
+    lines.append(f"Next: packer plan {out} --out plan --max-tokens {budget}")
+    return "\n".join(lines)
+
+
+def _for_machines(result: AnalyzeResult) -> dict[str, Any]:
+    manifest = result.manifest
+    return {
+        "metrics_directory": str(result.path),
+        "fingerprint": manifest.fingerprint,
+        "num_samples": manifest.num_samples,
+        "num_nulls": manifest.num_nulls,
+        "num_empties": manifest.num_empties,
+        "metrics": {name: asdict(summary) for name, summary in manifest.metrics.items()},
+        "definition": manifest.definition,
+        "warnings": list(result.warnings),
+        "seconds": round(result.seconds, 3),
+        "num_units_reused": result.num_units_reused,
+    }

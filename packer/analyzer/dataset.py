@@ -1,0 +1,125 @@
+"""``analyze_dataset``: the same metrics from any map-style data set, by a function of its samples."""
+
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from time import monotonic
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from packer.analyzer.executors import choose_executor
+from packer.analyzer.journal import Journal
+from packer.analyzer.progress import Listener
+from packer.analyzer.result import AnalyzeResult, suspicions
+from packer.analyzer.stages import LENGTHS, Stage
+from packer.analyzer.tasks import UnitLengths
+from packer.analyzer.writing import write_metrics
+from packer.errors import ConfigError, SourceError
+from packer.metrics import MANIFEST_NAME
+from packer.publish import published_directory
+from packer.samples import SEQLEN
+
+SeqlensFunction = Callable[[list[Any]], ArrayLike]
+"""Takes a list of samples, returns as many integers."""
+
+
+def analyze_dataset(
+    dataset: Any,
+    seqlens_fn: SeqlensFunction,
+    *,
+    out: str | os.PathLike[str],
+    batch_size: int = 1000,
+    workers: int = 1,
+    overwrite: bool = False,
+    progress: Listener | None = None,
+) -> AnalyzeResult:
+    """Measure every sample of a map-style data set and write a metrics directory.
+
+    For data that ``analyze`` does not read, or lengths that only code can tell. The data set has no
+    identity, so no plan can check it, and an interrupted run starts anew.
+
+    Args:
+        dataset: has ``len()`` and ``dataset[i]``; ``__getitems__`` is used where offered.
+        seqlens_fn: turns a list of samples into as many integers.
+        out: the metrics directory to make.
+        batch_size: samples handed to ``seqlens_fn`` at once.
+        workers: processes. With more than one, data set and function are pickled: no lambda then.
+        overwrite: replace an existing metrics directory.
+        progress: called after every batch.
+
+    Raises:
+        ConfigError: ``workers`` or ``batch_size`` below 1, or what cannot be pickled.
+        SourceError: no samples, or lengths that are none.
+    """
+    start = monotonic()
+    executor = choose_executor(workers)
+    if batch_size < 1:
+        raise ConfigError(f"batch_size={batch_size}: a batch holds at least one sample")
+    num_samples = len(dataset)
+    with published_directory(out, marker=MANIFEST_NAME, overwrite=overwrite) as folder:
+        stage = Stage[range](
+            number=LENGTHS,
+            name="measuring",
+            task=_MeasureSamples(dataset, seqlens_fn),
+            units=[
+                range(first, min(first + batch_size, num_samples))
+                for first in range(0, num_samples, batch_size)
+            ],
+            size_of=len,
+            count=lambda payload: UnitLengths.unpack(payload).totals,
+        )
+        with Journal(folder / ".journal", {}) as journal:
+            stage.run(journal, executor, progress)
+            manifest = write_metrics(
+                folder,
+                lambda: (UnitLengths.unpack(journal.payload(LENGTHS, n)) for n in range(len(stage.units))),
+                sources=[{"format": "dataset", "num_rows": num_samples}],
+                definition={"kind": "dataset", "function": _name_of(seqlens_fn)},
+            )
+        (folder / ".journal").unlink()
+    return AnalyzeResult(
+        path=Path(out), manifest=manifest, warnings=suspicions(manifest), seconds=monotonic() - start
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _MeasureSamples:
+    dataset: Any
+    seqlens_fn: SeqlensFunction
+
+    def __call__(self, rows: range) -> bytes:
+        seqlens = self._checked(np.asarray(self.seqlens_fn(_samples(self.dataset, rows))), rows)
+        return UnitLengths({SEQLEN: seqlens}, 0, int(np.count_nonzero(seqlens == 0))).pack()
+
+    def _checked(self, seqlens: NDArray[Any], rows: range) -> NDArray[np.int64]:
+        batch = f"samples {rows.start} to {rows.stop - 1}"
+        if seqlens.shape != (len(rows),):
+            raise SourceError(
+                f"{_name_of(self.seqlens_fn)} returned an array of shape {seqlens.shape} for {batch}; "
+                f"it has to return {len(rows)} integers, one a sample"
+            )
+        if seqlens.dtype.kind not in "iu":
+            raise SourceError(
+                f"{_name_of(self.seqlens_fn)} returned {seqlens.dtype} for {batch}; lengths are integers"
+            )
+        wrong = np.flatnonzero(seqlens < 0)
+        if wrong.size:
+            raise SourceError(
+                f"{_name_of(self.seqlens_fn)} returned {seqlens[wrong[0]]} for sample {rows[int(wrong[0])]}; "
+                "a length is 0 or more"
+            )
+        return seqlens.astype(np.int64)
+
+
+def _samples(dataset: Any, rows: Sequence[int]) -> list[Any]:
+    if hasattr(dataset, "__getitems__"):
+        return list(dataset.__getitems__(list(rows)))
+    return [dataset[row] for row in rows]
+
+
+def _name_of(function: Callable[..., Any]) -> str:
+    name = getattr(function, "__qualname__", type(function).__qualname__)
+    return f"{getattr(function, '__module__', '?')}.{name}"

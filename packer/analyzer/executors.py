@@ -1,0 +1,111 @@
+"""Where units of work run: in this process, in spawned processes, or on Ray. All give the same results."""
+
+import os
+import pickle
+import signal
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
+from functools import partial
+from itertools import islice
+from multiprocessing import connection, get_context, parent_process
+from typing import Any, Protocol, TypeVar
+
+from packer.errors import ConfigError, WorkerLostError
+
+U = TypeVar("U", contravariant=True)
+
+Task = Callable[[U], bytes]
+"""Turns a unit into a payload; pickles small, and opens what it needs where it runs."""
+
+
+class Executor(Protocol):
+    """Runs a task over numbered units and yields (number, payload) as they finish, in any order."""
+
+    def __call__(self, task: Task[U], units: Sequence[tuple[int, U]]) -> Iterator[tuple[int, bytes]]:
+        """Run them all; the first error ends it."""
+
+
+def choose_executor(workers: int) -> Executor:
+    """Return what runs units in as many processes.
+
+    Raises:
+        ConfigError: there would be none.
+    """
+    if workers < 1:
+        raise ConfigError(f"--workers {workers}: at least one worker has to do the work")
+    return run_here if workers == 1 else partial(run_in_processes, workers=workers)
+
+
+def run_here(task: Task[U], units: Sequence[tuple[int, U]]) -> Iterator[tuple[int, bytes]]:
+    """Run one unit after the other in this process."""
+    for number, unit in units:
+        yield number, task(unit)
+
+
+def run_in_processes(
+    task: Task[U], units: Sequence[tuple[int, U]], *, workers: int
+) -> Iterator[tuple[int, bytes]]:
+    """Run units in spawned processes: a fork would inherit locks of threads that a tokenizer has started.
+
+    Raises:
+        WorkerLostError: a process died; what was finished is not lost.
+        ConfigError: the task cannot be sent to another process.
+    """
+    try:
+        pickled = pickle.dumps(task)
+    except (pickle.PicklingError, AttributeError, TypeError) as error:
+        raise ConfigError(
+            f"this cannot be sent to worker processes ({error}); define it at the top of a module, "
+            "or use one worker"
+        ) from error
+    workers = min(workers, len(units))
+    if workers == 1:
+        yield from run_here(task, units)
+        return
+    threads = max(1, len(os.sched_getaffinity(0)) // max(1, workers))
+    pool = ProcessPoolExecutor(
+        workers, mp_context=get_context("spawn"), initializer=_start_worker, initargs=(pickled, threads)
+    )
+    waiting = iter(units)
+    running: dict[Future[bytes], int] = {}
+    try:
+        while True:
+            # two units a worker in flight: none is idle, and unread payloads stay few
+            for number, unit in islice(waiting, 2 * workers - len(running)):
+                running[pool.submit(_run_in_worker, unit)] = number
+            if not running:
+                return
+            for future in wait(running, return_when=FIRST_COMPLETED).done:
+                yield running.pop(future), future.result()
+    except BrokenProcessPool as error:
+        raise WorkerLostError(
+            "a worker process died (killed, out of memory, or started from a script without "
+            '`if __name__ == "__main__":`); finished units are kept, run again to go on'
+        ) from error
+    finally:
+        pool.shutdown(wait=True, cancel_futures=True)
+
+
+_task: Callable[[Any], bytes]
+
+
+def _start_worker(pickled_task: bytes, threads: int) -> None:
+    global _task
+    os.environ["RAYON_NUM_THREADS"] = str(threads)  # tokenizers: N workers share the cores
+    _task = pickle.loads(pickled_task)
+    signal.signal(signal.SIGINT, lambda *_: os._exit(130))
+    threading.Thread(target=_exit_with_parent, daemon=True).start()
+
+
+def _exit_with_parent() -> None:
+    """A parent that was killed cannot stop its workers."""
+    parent = parent_process()
+    if parent is not None:
+        connection.wait([parent.sentinel])
+        os._exit(1)
+
+
+def _run_in_worker(unit: Any) -> bytes:
+    return _task(unit)

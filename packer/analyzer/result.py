@@ -1,0 +1,39 @@
+"""What an analysis found, and what looks wrong about it."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from packer.metrics import Manifest, MetricSummary
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AnalyzeResult:
+    """What an analysis found."""
+
+    path: Path
+    """The metrics directory."""
+    manifest: Manifest
+    warnings: tuple[str, ...]
+    """What looks wrong about the lengths."""
+    seconds: float
+    num_units_reused: int = 0
+    """Units of work that an interrupted run had finished before."""
+
+    @property
+    def main(self) -> MetricSummary:
+        """Summary of the metric that a plan packs by: ``seqlen``, or the first of several columns."""
+        return next(iter(self.manifest.metrics.values()))
+
+
+def suspicions(manifest: Manifest) -> tuple[str, ...]:
+    """Return warnings about lengths that are possible, but hardly ever meant."""
+    warnings = []
+    for name, summary in manifest.metrics.items():
+        if summary.max == 0:
+            warnings.append(f"{name} is 0 for all {manifest.num_samples} samples; is it the right column?")
+        elif summary.min == summary.max and manifest.num_samples > 1:
+            warnings.append(
+                f"{name} is {summary.max} for all {manifest.num_samples} samples; if they were padded or "
+                "truncated, analyze them as they were before"
+            )
+    return tuple(warnings)
