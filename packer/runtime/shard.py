@@ -135,7 +135,9 @@ def rank_spans(
     """
     if shard == "contiguous":
         if layout.row_length % sp_size and not ragged:
-            raise PlanError(_does_not_divide(layout.row_length, "the rows", sp_size, shard))
+            raise PlanError(
+                _does_not_divide("the rows", layout.row_length, sp_size, shard) + _cure(sp_size, shard)
+            )
         edges = even_edges(layout.row_length, sp_size)
         return np.array([edges[sp_rank : sp_rank + 2]], np.int64)
     bounds = np.array([0, layout.row_length], np.int64) if shard == "zigzag" else layout.bounds
@@ -143,7 +145,8 @@ def rank_spans(
     chunks, rest = np.divmod(lengths, 2 * sp_size)
     if rest.any():
         what = "the rows" if shard == "zigzag" else "the padded samples"
-        raise PlanError(_does_not_divide(int(lengths[rest > 0][0]), what, sp_size, shard))
+        length = int(lengths[rest > 0][0])
+        raise PlanError(_does_not_divide(what, length, sp_size, shard) + _cure(sp_size, shard))
     ranks = np.arange(sp_size)
     # (sp, 2): chunk r and chunk 2·sp − 1 − r
     pairs = np.stack([ranks, 2 * sp_size - 1 - ranks], axis=1)
@@ -181,14 +184,25 @@ def require_divisible(
     segment = (config.get("pad_segments_to") or 1) if config.get("layout") == "packed" else 1
     parts = sp_size if shard == "contiguous" else 2 * sp_size
     if config.get("layout") == "packed" and shard.startswith("zigzag-samples") and segment % parts:
-        raise PlanError(_does_not_divide(segment, "the multiples that samples are padded to", sp_size, shard))
+        raise PlanError(
+            _does_not_divide("the multiples that samples are padded to", segment, sp_size, shard)
+            + f"plan again with --pad-segments-to {parts}"
+        )
+    if fixed_seqlen := config.get("fixed_seqlen"):
+        if fixed_seqlen % parts:
+            raise PlanError(
+                _does_not_divide("the rows", fixed_seqlen, sp_size, shard)
+                + f"plan again with a --fixed-seqlen that {parts} divides"
+            )
+        return
     multiple = math.lcm(config.get("sp_size") or 1, config.get("pad_multiple") or 1)
-    if config.get("fixed_seqlen"):
-        multiple = config["fixed_seqlen"]
-    elif segment % multiple == 0:
-        multiple = segment
+    # Samples end to end, each a multiple of the row's own: the row is a multiple of theirs.
+    multiple = segment if segment % multiple == 0 else multiple
     if multiple % parts:
-        raise PlanError(_does_not_divide(multiple, "the multiples that rows are padded to", sp_size, shard))
+        raise PlanError(
+            _does_not_divide("the multiples that rows are padded to", multiple, sp_size, shard)
+            + _cure(sp_size, shard)
+        )
 
 
 def cut(layout: RowLayout, spans: NDArray[np.int64]) -> list[Piece]:
@@ -233,15 +247,17 @@ def _run_of_spans(spans: NDArray[np.int64], first: int, last: int) -> NDArray[np
     return kept[kept[:, 0] < kept[:, 1]]
 
 
-def _does_not_divide(length: int, what: str, sp_size: int, shard: Shard) -> str:
+def _does_not_divide(what: str, length: int, sp_size: int, shard: Shard) -> str:
     parts = sp_size if shard == "contiguous" else 2 * sp_size
-    if shard == "contiguous":
-        cure = f"--sp-size {sp_size}, or take ragged slices where the attention can"
-    elif shard == "zigzag":
-        cure = f"--pad-multiple {parts}"
-    else:
-        cure = f"--pad-segments-to {parts}"
     return (
-        f"shard={shard!r} over {sp_size} ranks cuts into {parts} parts, and {what} ({length:,} positions) "
-        f"do not divide; plan again with {cure}"
+        f"shard={shard!r} over {sp_size} ranks cuts into {parts} parts, which do not divide {what} "
+        f"({length:,} positions); "
     )
+
+
+def _cure(sp_size: int, shard: Shard) -> str:
+    if shard == "contiguous":
+        return f"plan again with --sp-size {sp_size}, or take ragged slices if the attention can"
+    if shard == "zigzag":
+        return f"plan again with --pad-multiple {2 * sp_size}"
+    return f"plan again with --pad-segments-to {2 * sp_size} --pad-multiple {2 * sp_size}"

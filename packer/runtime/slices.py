@@ -133,8 +133,8 @@ class _Reader:
         planned, begin = self._seqlens[index], 0 if self._starts is None else self._starts[index]
         if found < begin + planned or (self._starts is None and found != planned):
             raise LengthMismatchError(
-                f"sample {self._sample_ids[index]} has {found:,} tokens, and the plan was made for {planned:,}"
-                + (f" from token {begin:,} on" if begin else "")
+                f"sample {self._sample_ids[index]} has {found:,} tokens and the plan was made for "
+                + (f"{planned:,} from token {begin:,} on" if begin else f"{planned:,}")
                 + "; the data set, the order of its files or its tokenizer is not the one that was analyzed: "
                 "analyze and plan again, or give the data set that was analyzed"
             )
