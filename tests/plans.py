@@ -1,10 +1,15 @@
 """Plans written down by hand: what a planner would hand over, from plain Python lists."""
 
-from dataclasses import dataclass, field
+import hashlib
+import json
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 
-from packer.plan import DROP_REASONS, DroppedSamples, PlanFacts, PlannedEpoch
+from packer.plan import DROP_REASONS, DroppedSamples, Plan, PlanFacts, PlannedEpoch, plan_in_memory
+from packer.plan.digest import HEADER_HASH, batch_digest, content_hash, header_hash
 
 
 @dataclass(kw_only=True)
@@ -107,3 +112,124 @@ def drops(*samples: tuple[int, int, int, str]) -> DroppedSamples:
         num_tokens=np.array([s[2] for s in samples], np.int64),
         reasons=np.array([DROP_REASONS.index(s[3]) for s in samples], np.uint8),
     )
+
+
+def whole_plan() -> tuple[Plan, list[int]]:
+    """Return a plan of two epochs without cuts, on two ranks, and the lengths of its samples."""
+    seqlens = [5, 3, 8, 2, 7, 4, 6, 1, 9, 0, 30, 3, 100]
+
+    def row(*ids: int) -> Row:
+        return Row(pieces=[(i, seqlens[i]) for i in ids])
+
+    rows = [
+        [row(0, 1), row(2), row(4, 5), row(6, 7)],
+        [row(8, 11), row(0, 1), row(2, 3), row(4, 5)],
+    ]
+    sizes = [[3, 4], [4, 4]]
+    lost = [
+        drops((3, 2, 2, "remainder"), (8, 9, 9, "remainder"), (11, 3, 3, "remainder")),
+        drops((6, 6, 6, "remainder"), (7, 1, 1, "remainder")),
+    ]
+    always = drops((9, 0, 0, "empty"), (10, 30, 30, "too_long"), (12, 100, 100, "filtered"))
+    made = facts(
+        seqlens,
+        max_tokens=20,
+        dp_size=2,
+        epochs=2,
+        max_seqlen=10,
+        too_long="drop",
+        filter_max=50,
+        lr_scaling="linear",
+    )
+    epochs = [
+        epoch(rows[e], dp_size=2, lr_scales=[n / 3.75 for n in sizes[e]], dropped=lost[e]) for e in range(2)
+    ]
+    return plan_in_memory(replace(made, lr_base=3.75), epochs, dropped=always), seqlens
+
+
+def cut_plan() -> tuple[Plan, list[int]]:
+    """Return a packed plan with samples in pieces: one of its pieces is dropped, another sample truncated."""
+    seqlens = [25, 3, 8, 14]
+    rows = [
+        Row(pieces=[(0, 8, 0), (1, 2, 1)], padded_seqlen=12),
+        Row(pieces=[(0, 8, 16)], padded_seqlen=8),
+        Row(pieces=[(1, 1, 0), (2, 8, 0)], padded_seqlen=12),
+        Row(pieces=[(3, 8, 0)], padded_seqlen=8),
+    ]
+    options = {"layout": "packed", "grad_accum": 2}
+    lost = drops((0, 25, 8, "remainder"), (0, 25, 1, "min_samples"))
+    made = facts(seqlens, **options, max_tokens=12, pad_multiple=4, too_long="truncate", max_seqlen=8)
+    plan = plan_in_memory(
+        made, [epoch(rows, cut=True, dropped=lost, **options)], dropped=drops((3, 14, 6, "truncated"))
+    )
+    return plan, seqlens
+
+
+def copying_plan(kind: str) -> tuple[Plan, list[int]]:
+    """Return a plan whose last step is made full by a filler or a repeat."""
+    seqlens = [4, 4, 2]
+    rows = [
+        Row(pieces=[(0, 4)]),
+        Row(pieces=[(1, 4)]),
+        Row(pieces=[(2, 2)]),
+        Row(pieces=[(2, 2)], is_filler=kind == "keep", is_repeat=kind == "fill"),
+    ]
+    made = facts(seqlens, dp_size=2, remainder=kind)
+    return plan_in_memory(made, [epoch(rows, dp_size=2)], dropped=drops()), seqlens
+
+
+def forge(folder: Path, name: str, edit) -> None:
+    """Change a file of a plan and set every hash to match: what is wrong then is the content alone.
+
+    ``edit`` gets the header, or the rows of a table as a list of dictionaries, and changes it in place.
+    """
+    header = json.loads((folder / "plan.json").read_text())
+    if name == "plan.json":
+        edit(header)
+    else:
+        with pa.ipc.open_file(pa.py_buffer((folder / name).read_bytes())) as reader:
+            columns, table = reader.schema, reader.read_all()
+        rows = table.to_pylist()
+        edit(rows)
+        batch = _record_batch(rows, columns)
+        with pa.OSFile(str(folder / name), "wb") as sink, pa.ipc.new_file(sink, columns) as writer:
+            writer.write_batch(batch)
+        data = (folder / name).read_bytes()
+        header["files"][name] |= {
+            "size": len(data),
+            "sha256": hashlib.sha256(data).hexdigest(),
+            "num_rows": len(rows),
+            "batch_digests": [batch_digest(batch)],
+        }
+        header["content_hash"] = content_hash(
+            {name: entry["batch_digests"] for name, entry in header["files"].items()}
+        )
+    header[HEADER_HASH] = header_hash(header)
+    (folder / "plan.json").write_text(json.dumps(header))
+
+
+def _record_batch(rows: list[dict[str, object]], columns: pa.Schema) -> pa.RecordBatch:
+    """Return rows as one record batch; reasons keep the codes that they have in every plan."""
+    arrays = []
+    for column in columns:
+        values = [row[column.name] for row in rows]
+        if column.name == "reason":
+            codes = pa.array([DROP_REASONS.index(str(value)) for value in values], pa.int8())
+            arrays.append(pa.DictionaryArray.from_arrays(codes, pa.array(DROP_REASONS)))
+        else:
+            arrays.append(pa.array(values, column.type))
+    return pa.RecordBatch.from_arrays(arrays, schema=columns)
+
+
+def write_metric(folder: Path, name: str, values: list[int]) -> Path:
+    """Write a metric by hand, as DeepSpeed's analyzer leaves it; return the metrics directory."""
+    place = folder / name
+    place.mkdir(parents=True)
+    prefix = str(place / f"{name}_sample_to_metric")
+    count = len(values)
+    np.array(values, "<i4").tofile(f"{prefix}.bin")
+    head = b"MMIDIDX\0\0" + (1).to_bytes(8, "little") + b"\4" + count.to_bytes(8, "little")
+    body = np.ones(count, "<i4").tobytes() + np.arange(0, 4 * count, 4, dtype="<i8").tobytes()
+    documents = np.array([0, count], "<i8")
+    Path(f"{prefix}.idx").write_bytes(head + (2).to_bytes(8, "little") + body + documents.tobytes())
+    return folder

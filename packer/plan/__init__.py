@@ -12,6 +12,7 @@ from packer.plan.reader import (
     Steps,
     load_plan,
 )
+from packer.plan.verify import Verified, verify_plan
 from packer.plan.writer import plan_in_memory, write_plan
 
 __all__ = [
@@ -26,7 +27,9 @@ __all__ = [
     "PlannedEpoch",
     "StepRow",
     "Steps",
+    "Verified",
     "load_plan",
     "plan_in_memory",
+    "verify_plan",
     "write_plan",
 ]

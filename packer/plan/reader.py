@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+import pyarrow as pa
 from numpy.typing import NDArray
 
 from packer.errors import PlanError
@@ -133,9 +134,12 @@ class Plan:
     It pickles as its path where it lies on disk, so that workers map the file instead of copying it.
     """
 
+    OPEN_TABLES = 8
+
     def __init__(self, header: dict[str, Any], files: FolderFiles | MemoryFiles) -> None:
         self._header = header
         self._files = files
+        self._tables: dict[str, PlanTable] = {}
 
     @property
     def header(self) -> dict[str, Any]:
@@ -218,7 +222,7 @@ class Plan:
             target = FolderTarget(folder)
             for name in [*schema.plan_files(self.num_epochs), schema.HEADER_FILE]:
                 with target.open(name) as stream:
-                    stream.write(self._files.buffer(name))
+                    stream.write(self.buffer(name))
         return load_plan(path)
 
     def check_files(self) -> None:
@@ -230,8 +234,19 @@ class Plan:
         for name in schema.plan_files(self.num_epochs):
             self._table(name)
 
+    def buffer(self, name: str) -> pa.Buffer:
+        """Return the bytes of one file of the plan, mapped where it lies on disk."""
+        return self._files.buffer(name)
+
     def _table(self, name: str) -> PlanTable:
-        return PlanTable(self._files, name, self._header)
+        """Open a table; the last few stay open, so that values are not checked again."""
+        table = self._tables.get(name)
+        if table is None:
+            table = PlanTable(self._files, name, self._header)
+            if len(self._tables) >= self.OPEN_TABLES:
+                self._tables = {}
+            self._tables[name] = table
+        return table
 
     def __reduce__(self) -> tuple[Any, ...]:
         if isinstance(self._files, FolderFiles):

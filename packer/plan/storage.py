@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
@@ -118,12 +119,13 @@ class PlanTable:
             batch.validate()
             if not self._checked[index] and batch_digest(batch) != self._digests[index]:
                 raise ValueError("its values are not those that were written")
+            arrays = _as_arrays(batch)
         except (pa.ArrowException, OSError, ValueError, IndexError) as error:
             raise PlanError(
                 f"record batch {index} of {self.name} is damaged ({error}); restore the plan or plan again"
             ) from error
         self._checked[index] = True
-        return _as_arrays(batch)
+        return arrays
 
 
 def _as_arrays(batch: pa.RecordBatch) -> dict[str, NDArray[Any]]:
@@ -132,9 +134,12 @@ def _as_arrays(batch: pa.RecordBatch) -> dict[str, NDArray[Any]]:
     for field, column in zip(batch.schema, batch.columns, strict=True):
         if pa.types.is_list(field.type):
             offsets = column.offsets.to_numpy()
-            columns["offsets"] = offsets
+            if not np.array_equal(offsets, columns.setdefault("offsets", offsets)):
+                raise ValueError(f"{field.name} has lists of other lengths than the column before it")
             columns[field.name] = column.values.to_numpy()
         elif pa.types.is_dictionary(field.type):
+            if not column.dictionary.equals(schema.reason_dictionary()):
+                raise ValueError(f"{field.name} has other codes than those of a plan")
             columns[field.name] = column.indices.to_numpy()
         elif field.name == "epoch":
             columns[field.name] = column.fill_null(-1).to_numpy(zero_copy_only=False)

@@ -62,10 +62,8 @@ def _write_files(
     target: Target, facts: PlanFacts, epochs: Iterable[PlannedEpoch], dropped: DroppedSamples
 ) -> dict[str, Any]:
     """Write the tables, then the header; return the header as a reader sees it."""
-    header = _write_tables(target, facts, epochs, dropped)
-    header: dict[str, Any] = json.loads(
-        json.dumps(header, allow_nan=False)
-    )  # plain lists and keys, before it is hashed
+    tables = _write_tables(target, facts, epochs, dropped)
+    header: dict[str, Any] = json.loads(json.dumps(tables, allow_nan=False))  # as a reader sees it
     header[HEADER_HASH] = header_hash(header)
     with target.open(schema.HEADER_FILE) as stream:
         stream.write((json.dumps(header, indent=1) + "\n").encode())

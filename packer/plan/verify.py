@@ -1,0 +1,125 @@
+"""Check a plan from its files alone: hashes first, then every invariant, in bounded memory."""
+
+import hashlib
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from packer.errors import InvariantError, PlanError, SourceChangedError
+from packer.metrics import Metrics, open_metrics
+from packer.plan import schema
+from packer.plan.digest import content_hash
+from packer.plan.reader import Plan, load_plan
+from packer.plan.verify_rows import RowRules
+from packer.plan.verify_samples import check_samples
+from packer.plan.verify_steps import StepRules
+
+Progress = Callable[[int, int], None]
+"""Called with the micro-batches checked so far and in all."""
+
+_CHUNK = 8 << 20
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Verified:
+    """What was checked, and found in order."""
+
+    num_files: int
+    num_epochs: int
+    num_steps: int
+    num_microbatches: int
+    num_samples: int
+    """Samples of the source; each was accounted for in every epoch."""
+    with_metrics: bool
+    """Whether every length was compared with the metrics."""
+
+
+def verify_plan(
+    plan: Plan | str | os.PathLike[str],
+    *,
+    metrics: Metrics | str | os.PathLike[str] | None = None,
+    progress: Progress | None = None,
+) -> Verified:
+    """Check the hashes and every invariant of a plan.
+
+    Memory: one byte per sample of the source, 40 per step of an epoch, and a few record batches; where
+    samples are cut, some hundred megabytes more.
+
+    Args:
+        plan: a plan, or its directory.
+        metrics: the metrics it was made from; every planned length is compared with them.
+        progress: told how far the check has come.
+
+    Raises:
+        InvariantError: the first invariant that is broken, with step, micro-batch and sample.
+        PlanError: the files are not those that were written.
+        SourceChangedError: the metrics are of another data set.
+    """
+    plan = plan if isinstance(plan, Plan) else load_plan(plan)
+    if metrics is not None and not isinstance(metrics, Metrics):
+        metrics = open_metrics(metrics)
+    if metrics is not None:
+        _check_same_metrics(plan, metrics)
+    _check_hashes(plan)
+    seqlens = None if metrics is None else metrics.metric("seqlen")
+    steps = StepRules(plan, metrics)
+    rows = RowRules(plan, seqlens)
+    total = sum(plan.epoch(number).num_microbatches for number in range(plan.num_epochs))
+    done = 0
+    for number in range(plan.num_epochs):
+        epoch = plan.epoch(number)
+        steps.begin(number, epoch)
+        for table in epoch.microbatches():
+            rows.check(number, table)
+            steps.count(table)
+            done += len(table.step)
+            if progress is not None:
+                progress(done, total)
+        steps.check()
+        check_samples(plan, number, seqlens)
+    rows.check_shapes()
+    steps.check_learning_rates()
+    return Verified(
+        num_files=len(schema.plan_files(plan.num_epochs)) + 1,
+        num_epochs=plan.num_epochs,
+        num_steps=sum(plan.epoch(number).num_steps for number in range(plan.num_epochs)),
+        num_microbatches=total,
+        num_samples=plan.num_samples,
+        with_metrics=metrics is not None,
+    )
+
+
+def _check_same_metrics(plan: Plan, metrics: Metrics) -> None:
+    planned = plan.header["metrics_fingerprint"]
+    if planned is not None and metrics.fingerprint != planned:
+        raise SourceChangedError(
+            f"the plan was made from metrics {planned[:12]}…, {metrics.path} is {metrics.fingerprint[:12]}…; "
+            "give the metrics that it was made from, or plan again"
+        )
+    if metrics.num_samples != plan.num_samples:
+        raise SourceChangedError(
+            f"the plan is of {plan.num_samples} samples, {metrics.path} has {metrics.num_samples}; "
+            "give the metrics that it was made from, or plan again"
+        )
+
+
+def _check_hashes(plan: Plan) -> None:
+    """Compare every file with its hash, and the content hash with the digests of the record batches."""
+    files = plan.header["files"]
+    for name in schema.plan_files(plan.num_epochs):
+        digest = hashlib.sha256()
+        data = memoryview(plan.buffer(name))
+        for first in range(0, len(data), _CHUNK):
+            digest.update(data[first : first + _CHUNK])
+        if digest.hexdigest() != files[name]["sha256"]:
+            raise PlanError(
+                f"{name} is not the file that was written: its SHA-256 is {digest.hexdigest()[:12]}…, "
+                f"plan.json says {files[name]['sha256'][:12]}…; restore it or plan again"
+            )
+    names = schema.plan_files(plan.num_epochs)
+    actual = content_hash({name: files[name]["batch_digests"] for name in names})
+    if actual != plan.fingerprint:
+        raise InvariantError(
+            f"content_hash is {plan.fingerprint[:12]}… in plan.json, {actual[:12]}… over the record batches; "
+            "plan again"
+        )

@@ -1,0 +1,254 @@
+"""What must hold for every micro-batch on its own, and for the shapes of a step's micro-batches."""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from packer.errors import InvariantError
+from packer.plan.reader import MicroBatches, Plan
+
+Columns = NDArray[Any]
+
+
+class RowRules:
+    """The rules of one configuration; ``check`` applies them to consecutive rows of an epoch."""
+
+    def __init__(self, plan: Plan, seqlens: NDArray[np.integer] | None) -> None:
+        self._plan = plan
+        self._config = plan.config
+        self._metric = seqlens
+        self._multiple = math.lcm(self._config.get("sp_size", 1), self._config.get("pad_multiple", 1))
+        self._shapes: set[int] = set()
+        self._last: tuple[int, int, int] | None = None  # step, B and S of the row before
+
+    def check(self, epoch: int, table: MicroBatches) -> None:
+        """Check rows that follow those of the call before.
+
+        Raises:
+            InvariantError: the first rule that is broken, at its first micro-batch.
+        """
+        if table.first_row == 0:
+            self._last = None
+        checked = _Rows(epoch, table)
+        self._check_place(checked)
+        self._check_samples(checked)
+        self._check_sums(checked)
+        self._check_padding(checked)
+        self._check_budget(checked)
+        self._check_limits(checked)
+        self._check_same_shape(checked)
+        self._shapes.update(np.unique(table.padded_seqlen).tolist())
+
+    def check_shapes(self) -> None:
+        """Check, after the last row, how many shapes the whole plan has."""
+        most = self._config.get("num_shapes")
+        if most is not None and len(self._shapes) > most:
+            listed = ", ".join(map(str, sorted(self._shapes)[:8]))
+            raise InvariantError(
+                f"padded_seqlen takes {len(self._shapes)} values ({listed}, …), over num_shapes={most}"
+            )
+
+    def _check_place(self, rows: "_Rows") -> None:
+        table = rows.table
+        ranks, accum = self._plan.dp_size, self._plan.grad_accum
+        row = table.first_row + np.arange(len(table.step))
+        rows.refuse(
+            (table.step != row // (accum * ranks))
+            | (table.accum != row // ranks % accum)
+            | (table.dp_rank != row % ranks),
+            lambda at: (
+                f"its columns say step {table.step[at]}, accum {table.accum[at]}, dp_rank {table.dp_rank[at]}"
+            ),
+        )
+
+    def _check_samples(self, rows: "_Rows") -> None:
+        table = rows.table
+        rows.refuse(np.diff(table.offsets) < 1, lambda _: "it holds no sample")
+        outside = (table.sample_ids < 0) | (table.sample_ids >= self._plan.num_samples)
+        rows.refuse_piece(outside, lambda _: f"the source has samples 0 to {self._plan.num_samples - 1}")
+        rows.refuse_piece(table.seqlens < 1, lambda p: f"seqlen is {table.seqlens[p]}")
+        limit = self._config.get("max_seqlen")
+        if limit is not None:
+            rows.refuse_piece(
+                table.seqlens > limit, lambda p: f"seqlen {table.seqlens[p]} is over max_seqlen={limit}"
+            )
+        if table.starts is not None:
+            starts = table.starts
+            rows.refuse_piece(starts < 0, lambda p: f"it starts at token {starts[p]}")
+            rows.refuse_piece(rows.repeated_in_row(), lambda _: "it has two pieces in one micro-batch")
+        self._check_lengths(rows)
+
+    def _check_lengths(self, rows: "_Rows") -> None:
+        """Compare lengths with the metric; a piece of a cut sample must lie inside its sample."""
+        if self._metric is None:
+            return
+        table = rows.table
+        actual = self._metric[table.sample_ids]
+        if table.starts is None:
+            wrong = actual != table.seqlens
+        else:
+            wrong = actual < table.starts.astype(np.int64) + table.seqlens
+        rows.refuse_piece(
+            wrong, lambda p: f"{table.seqlens[p]} tokens are planned, the metrics say {actual[p]}"
+        )
+
+    def _check_sums(self, rows: "_Rows") -> None:
+        table = rows.table
+        rows.compare("num_samples", table.num_samples, np.diff(table.offsets))
+        rows.compare("num_tokens", table.num_tokens, rows.sums(table.seqlens))
+        rows.compare("max_seqlen", table.max_seqlen, np.maximum.reduceat(table.seqlens, table.offsets[:-1]))
+        rows.compare("cost", table.cost, self._costs(rows))
+        rows.refuse(table.is_filler & table.is_repeat, lambda _: "it is a filler and a repeat at once")
+        remainder = self._config.get("remainder")
+        rows.refuse(
+            table.is_filler & (remainder != "keep"), lambda _: f"it is a filler, with remainder={remainder}"
+        )
+        rows.refuse(
+            table.is_repeat & (remainder != "fill"), lambda _: f"it is a repeat, with remainder={remainder}"
+        )
+
+    def _costs(self, rows: "_Rows") -> Columns:
+        """Return 12·H·L + L² summed over the samples where FLOPs are balanced, else the tokens."""
+        lengths = rows.table.seqlens.astype(np.int64)
+        if self._config.get("balance") == "flops":
+            return rows.sums(lengths * (12 * self._config["hidden_size"] + lengths))
+        return rows.sums(lengths)
+
+    def _check_padding(self, rows: "_Rows") -> None:
+        table, multiple = rows.table, self._multiple
+        padded = table.padded_seqlen
+        rows.refuse(
+            padded % multiple != 0, lambda at: f"padded_seqlen {padded[at]} is no multiple of {multiple}"
+        )
+        fixed = self._config.get("fixed_seqlen")
+        rows.refuse(
+            padded != (fixed or padded), lambda at: f"padded_seqlen is {padded[at]}, fixed_seqlen={fixed}"
+        )
+        if self._plan.layout == "packed":
+            segment = self._config.get("pad_segments_to", 1)
+            needed: Columns = rows.sums(-(-table.seqlens.astype(np.int64) // segment) * segment)
+        else:
+            needed = table.max_seqlen
+        rows.refuse(
+            padded < needed, lambda at: f"padded_seqlen is {padded[at]}, its samples need {needed[at]}"
+        )
+
+    def _check_budget(self, rows: "_Rows") -> None:
+        table = rows.table
+        budget = self._config["max_tokens"]
+        if isinstance(budget, dict):
+            for metric, limit in budget.items():
+                shape = table.padded_seqlens.get(metric)
+                if shape is None:
+                    raise InvariantError(
+                        f"column padded_seqlen_{metric} is missing, max_tokens has {metric}={limit}"
+                    )
+                self._check_area(rows, shape, limit, f"max_tokens {metric}")
+        elif self._config["count"] == "real":
+            rows.refuse(
+                table.num_tokens > budget,
+                lambda at: f"it has {table.num_tokens[at]} tokens, over max_tokens={budget}",
+            )
+        else:
+            self._check_area(rows, table.padded_seqlen, budget, "max_tokens")
+
+    def _check_area(self, rows: "_Rows", padded: Columns, budget: int, name: str) -> None:
+        height = rows.table.num_samples.astype(np.int64) if self._plan.layout == "padded" else 1
+        area = height * padded.astype(np.int64)
+        rows.refuse(
+            area > budget,
+            lambda at: (
+                f"its tensor has {area[at]} tokens ({area[at] // max(padded[at], 1)} × {padded[at]}), "
+                f"over {name}={budget}"
+            ),
+        )
+
+    def _check_limits(self, rows: "_Rows") -> None:
+        table, config = rows.table, self._config
+        count = table.num_samples
+        least, most = config.get("min_samples") or 1, config.get("max_samples")
+        rows.refuse(count < least, lambda at: f"it has {count[at]} samples, under min_samples={least}")
+        if most is not None:
+            rows.refuse(count > most, lambda at: f"it has {count[at]} samples, over max_samples={most}")
+        limit = config.get("max_attention")
+        if limit is None:
+            return
+        work: Columns
+        if self._plan.layout == "padded":
+            work = count * table.padded_seqlen.astype(np.int64) ** 2
+        else:
+            work = rows.sums(table.seqlens.astype(np.int64) ** 2)
+        rows.refuse(work > limit, lambda at: f"its attention takes {work[at]}, over max_attention={limit}")
+
+    def _check_same_shape(self, rows: "_Rows") -> None:
+        """Compare every row with the one before it, where both are of one step."""
+        table = rows.table
+        before = self._last or (-1, 0, 0)
+        follows = table.step == np.concatenate(([before[0]], table.step[:-1]))
+        if self._config.get("same_num_samples"):
+            rows.refuse_change("num_samples", table.num_samples, before[1], follows)
+        if self._config.get("same_seqlen"):
+            rows.refuse_change("padded_seqlen", table.padded_seqlen, before[2], follows)
+        if len(table.step):
+            self._last = (int(table.step[-1]), int(table.num_samples[-1]), int(table.padded_seqlen[-1]))
+
+
+class _Rows:
+    """Rows under test: sums over their pieces, and errors that say where."""
+
+    def __init__(self, epoch: int, table: MicroBatches) -> None:
+        self.epoch = epoch
+        self.table = table
+
+    def sums(self, values: Columns) -> NDArray[np.int64]:
+        """Return per row the sum of its pieces' values."""
+        totals = np.concatenate(([0], np.cumsum(values, dtype=np.int64)))
+        return np.diff(totals[self.table.offsets])
+
+    def repeated_in_row(self) -> NDArray[np.bool_]:
+        """Return which pieces belong to a sample that has an earlier piece in the same row."""
+        row = np.repeat(np.arange(len(self.table.step)), np.diff(self.table.offsets))
+        order = np.lexsort((self.table.sample_ids, row))
+        ids, row = self.table.sample_ids[order], row[order]
+        repeated = np.zeros(len(ids), np.bool_)
+        repeated[order[1:]] = (ids[1:] == ids[:-1]) & (row[1:] == row[:-1])
+        return repeated
+
+    def compare(self, name: str, stated: Columns, actual: Columns) -> None:
+        """Raise for the first row that states something else than its pieces give."""
+        self.refuse(stated != actual, lambda at: f"{name} is {stated[at]}, its samples give {actual[at]}")
+
+    def refuse_change(self, name: str, column: Columns, before: int, follows: Columns) -> None:
+        """Raise for the first row that differs from the one before it, where it follows it in a step."""
+        previous = np.concatenate(([before], column[:-1]))
+        self.refuse(
+            follows & (column != previous),
+            lambda at: (
+                f"{name} is {column[at]}, the micro-batch before it in the step has {previous[at]}: "
+                f"same_{'seqlen' if name == 'padded_seqlen' else name} does not hold"
+            ),
+        )
+
+    def refuse(self, wrong: Columns, why: Callable[[int], str]) -> None:
+        """Raise for the first row that is wrong."""
+        if wrong.any():
+            at = int(np.argmax(wrong))
+            raise InvariantError(f"{self.place(at)}: {why(at)}")
+
+    def refuse_piece(self, wrong: Columns, why: Callable[[int], str]) -> None:
+        """Raise for the first piece that is wrong."""
+        if wrong.any():
+            piece = int(np.argmax(wrong))
+            at = int(np.searchsorted(self.table.offsets, piece, side="right")) - 1
+            raise InvariantError(f"{self.place(at)}, sample {self.table.sample_ids[piece]}: {why(piece)}")
+
+    def place(self, at: int) -> str:
+        """Return how messages call a row."""
+        table = self.table
+        return (
+            f"epoch {self.epoch}, step {table.step[at]}, micro-batch {table.accum[at]} of rank "
+            f"{table.dp_rank[at]} (row {table.first_row + at})"
+        )

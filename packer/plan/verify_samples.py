@@ -1,0 +1,284 @@
+"""Every sample, in every epoch: planned once, or in pieces that tile it, or dropped with a reason."""
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from packer.errors import InvariantError
+from packer.plan.epoch import DROP_REASONS
+from packer.plan.reader import MicroBatches, Plan
+
+PIECES_PER_PASS = 1 << 24
+"""Pieces of cut samples that are held at a time."""
+
+_TRUNCATED = DROP_REASONS.index("truncated")
+
+
+class Pieces(NamedTuple):
+    """Planned pieces, or dropped tokens, of some samples."""
+
+    sample_ids: NDArray[np.integer]
+    starts: NDArray[np.integer]
+    seqlens: NDArray[np.integer]
+    """Tokens planned, or lost."""
+
+
+def check_samples(plan: Plan, epoch: int, seqlens: NDArray[np.integer] | None) -> None:
+    """Check the first invariant for one epoch.
+
+    Args:
+        plan: the plan.
+        epoch: which epoch.
+        seqlens: (num_samples,) the metric; lengths of samples that are not dropped are unknown without it.
+
+    Raises:
+        InvariantError: a sample is planned twice, or neither planned nor dropped, or in pieces that do not
+            tile it, or dropped for a reason that is not so.
+    """
+    checked = _Epoch(plan, epoch, seqlens)
+    checked.check_drops()
+    if checked.has_cuts():
+        checked.check_pieces()
+    else:
+        checked.check_whole_samples()
+    checked.check_totals()
+    checked.check_copies()
+
+
+class _Epoch:
+    def __init__(self, plan: Plan, epoch: int, seqlens: NDArray[np.integer] | None) -> None:
+        self._plan = plan
+        self._number = epoch
+        self._epoch = plan.epoch(epoch)
+        self._metric = seqlens
+        self._name = f"epoch {epoch}"
+
+    def planned(self, *, copies: bool = False) -> Iterator[tuple[MicroBatches, Pieces]]:
+        """Yield the pieces that count as planned, or else those of fillers and repeats."""
+        for table in self._epoch.microbatches():
+            pieces = Pieces(
+                table.sample_ids,
+                np.broadcast_to(np.int32(0), table.seqlens.shape) if table.starts is None else table.starts,
+                table.seqlens,
+            )
+            is_copy = table.is_filler | table.is_repeat
+            if copies or is_copy.any():
+                wanted = np.repeat(is_copy == copies, np.diff(table.offsets))
+                pieces = Pieces(*(array[wanted] for array in pieces))
+            yield table, pieces
+
+    def drops(self) -> Iterator[tuple[Pieces, NDArray[np.int64], NDArray[np.int8]]]:
+        """Yield what this epoch does not plan: tokens lost, whole lengths, reasons."""
+        for part in self._plan.dropped():
+            mine = (part.epoch == -1) | (part.epoch == self._number)
+            if mine.any():
+                lost = Pieces(
+                    part.sample_id[mine], np.zeros(int(mine.sum()), np.int64), part.num_tokens[mine]
+                )
+                yield lost, part.seqlen[mine], part.reason[mine]
+
+    def has_cuts(self) -> bool:
+        """Return whether a sample may be in several pieces, or partly dropped."""
+        if any(table.starts is not None for table in self._epoch.microbatches()):
+            return True
+        return any((lost.seqlens < lengths).any() for lost, lengths, _ in self.drops())
+
+    def check_drops(self) -> None:
+        """Check each line of the list of drops on its own."""
+        config = self._plan.config
+        least, most = config.get("filter_min"), config.get("filter_max")
+        for lost, lengths, reasons in self.drops():
+            ids = lost.sample_ids
+            self._refuse((ids < 0) | (ids >= self._plan.num_samples), ids, "is not in the source")
+            unknown = (reasons < 0) | (reasons >= len(DROP_REASONS))
+            self._refuse(unknown, ids, "is dropped for a reason that is not known")
+            too_much = (lost.seqlens < 0) | (lost.seqlens > lengths)
+            self._refuse(too_much, ids, "is dropped with more tokens than it has")
+            for code, reason in enumerate(DROP_REASONS):
+                mine = reasons == code
+                if reason == "empty":
+                    wrong = lengths != 0
+                elif reason == "truncated":
+                    wrong = (lost.seqlens == 0) | (lost.seqlens == lengths)
+                elif reason == "filtered" and config.get("sample_ids") is None:
+                    wrong = np.ones(len(lengths), np.bool_)
+                    wrong &= lengths >= (0 if least is None else least)
+                    wrong &= lengths <= (np.iinfo(np.int64).max if most is None else most)
+                elif reason == "too_long":
+                    limit = config.get("max_seqlen")
+                    wrong = lengths <= (0 if limit is None else limit)
+                else:
+                    continue
+                self._refuse(mine & wrong, ids, f"is dropped as {reason}, which it is not", lengths)
+            if self._metric is not None:
+                self._refuse(
+                    self._metric[ids] != lengths,
+                    ids,
+                    "is dropped with another length than in the metrics",
+                    lengths,
+                )
+
+    def check_whole_samples(self) -> None:
+        """Check that every sample is planned once, or dropped once."""
+        seen = np.zeros(self._plan.num_samples, np.bool_)
+        count = 0
+        for _, pieces in self.planned():
+            seen[pieces.sample_ids] = True
+            count += len(pieces.sample_ids)
+        if count != np.count_nonzero(seen):
+            self._refuse_second_time()
+        for lost, _, _ in self.drops():
+            ids = lost.sample_ids
+            self._refuse(seen[ids], ids, "is planned and dropped, or dropped twice")
+            seen[ids] = True
+            count += len(ids)
+        if count != np.count_nonzero(seen):
+            self._refuse_dropped_twice()
+        if count != len(seen):
+            raise InvariantError(
+                f"{self._name}: sample {int(np.argmin(seen))} is neither planned nor dropped"
+            )
+
+    def _refuse_second_time(self) -> None:
+        """Find a sample that is planned twice, and say where."""
+        seen = np.zeros(self._plan.num_samples, np.bool_)
+        for table, pieces in self.planned():
+            order = np.argsort(pieces.sample_ids, kind="stable")
+            ids = pieces.sample_ids[order]
+            again = np.zeros(len(ids), np.bool_)
+            again[order[1:]] = ids[1:] == ids[:-1]
+            again |= seen[pieces.sample_ids]
+            seen[pieces.sample_ids] = True
+            if again.any():
+                sample = int(pieces.sample_ids[np.argmax(again)])
+                raise InvariantError(f"{self._place(table, sample)}: it is planned twice")
+
+    def _refuse_dropped_twice(self) -> None:
+        seen = np.zeros(self._plan.num_samples, np.bool_)
+        for lost, _, _ in self.drops():
+            ids, counts = np.unique(lost.sample_ids, return_counts=True)
+            self._refuse(seen[ids] | (counts > 1), ids, "is dropped twice")
+            seen[ids] = True
+
+    def check_pieces(self) -> None:
+        """Check that the pieces of every sample tile what is not dropped, some samples at a time."""
+        num_pieces = self._plan.num_samples + sum(len(pieces.sample_ids) for _, pieces in self.planned())
+        passes = -(-num_pieces // PIECES_PER_PASS)
+        width = -(-self._plan.num_samples // max(passes, 1))
+        for first in range(0, self._plan.num_samples, width):
+            self._check_pieces_of(first, min(first + width, self._plan.num_samples))
+
+    def _check_pieces_of(self, first: int, last: int) -> None:
+        """Check the samples first … last − 1."""
+        planned = _collect((pieces for _, pieces in self.planned()), first, last)
+        # (last − first,) what is known of each sample
+        lost = np.zeros(last - first, np.int64)
+        lengths = np.full(last - first, -1, np.int64)
+        listed, may_gap = (np.zeros(last - first, np.bool_) for _ in range(2))
+        for part, known, reasons in self.drops():
+            mine = (part.sample_ids >= first) & (part.sample_ids < last)
+            at = part.sample_ids[mine] - first
+            np.add.at(lost, at, part.seqlens[mine])
+            lengths[at] = known[mine]
+            self._refuse(lengths[at] != known[mine], at + first, "is dropped with two different lengths")
+            listed[at] = True
+            may_gap[at] |= reasons[mine] != _TRUNCATED  # a piece between two others may be dropped
+        if self._metric is not None:
+            lengths = self._metric[first:last].astype(np.int64)
+        order = np.lexsort((planned.starts, planned.sample_ids))
+        ids, starts = planned.sample_ids[order] - first, planned.starts[order].astype(np.int64)
+        ends = starts + planned.seqlens[order]
+        tokens = np.zeros(last - first, np.int64)
+        np.add.at(tokens, ids, ends - starts)
+        end = np.zeros(last - first, np.int64)
+        np.maximum.at(end, ids, ends)
+        overlap = (ids[1:] == ids[:-1]) & (starts[1:] < ends[:-1])
+        self._refuse(overlap, ids[1:] + first, "is planned twice: two of its pieces share tokens")
+        everyone = np.arange(first, last)
+        seen = np.zeros(last - first, np.bool_)
+        seen[ids] = True
+        self._refuse(~seen & ~listed, everyone, "is neither planned nor dropped")
+        gaps = seen & (tokens != end) & ~may_gap
+        self._refuse(gaps, everyone, "is planned in pieces that leave a gap")
+        unequal = (lengths >= 0) & (tokens + lost != lengths)
+        self._refuse(
+            unequal, everyone, "has more or fewer tokens planned and dropped than it is long", lengths
+        )
+        self._refuse((lengths >= 0) & (end > lengths), everyone, "is planned beyond its end", lengths)
+
+    def check_totals(self) -> None:
+        """Check that tokens in = tokens planned + tokens dropped, and the counts of the header."""
+        counts = self._plan.header["epochs"][self._number]
+        tokens = sum(int(pieces.seqlens.sum(dtype=np.int64)) for _, pieces in self.planned())
+        samples = sum(int(np.count_nonzero(pieces.starts == 0)) for _, pieces in self.planned())
+        lost = sum(int(lost.seqlens.sum()) for lost, _, _ in self.drops())
+        source = self._plan.header["num_tokens"]
+        if tokens + lost != source:
+            raise InvariantError(
+                f"{self._name}: {tokens} tokens planned + {lost} dropped are not the source's {source}"
+            )
+        for name, actual in (("num_tokens", tokens), ("num_samples", samples), ("dropped", self._losses())):
+            if counts[name] != actual:
+                raise InvariantError(
+                    f"{self._name}: {name} is {counts[name]} in plan.json, the rows give {actual}"
+                )
+
+    def _losses(self) -> dict[str, dict[str, int]]:
+        """Return reason → samples and tokens that this epoch alone does not plan."""
+        losses: dict[str, dict[str, int]] = {}
+        for part in self._plan.dropped():
+            for code, reason in enumerate(DROP_REASONS):
+                mine = (part.epoch == self._number) & (part.reason == code)
+                if mine.any():
+                    counts = losses.setdefault(reason, {"num_samples": 0, "num_tokens": 0})
+                    counts["num_samples"] += int(np.count_nonzero(mine))
+                    counts["num_tokens"] += int(part.num_tokens[mine].sum())
+        return losses
+
+    def check_copies(self) -> None:
+        """Check that fillers and repeats hold samples that the epoch plans."""
+        counts = self._plan.header["epochs"][self._number]
+        if not counts["num_fillers"] + counts["num_repeats"]:
+            return
+        seen = np.zeros(self._plan.num_samples, np.bool_)
+        for _, pieces in self.planned():
+            seen[pieces.sample_ids] = True
+        for table, pieces in self.planned(copies=True):
+            if not seen[pieces.sample_ids].all():
+                sample = int(pieces.sample_ids[np.argmin(seen[pieces.sample_ids])])
+                raise InvariantError(f"{self._place(table, sample)}: it is copied, but planned nowhere")
+
+    def _place(self, table: MicroBatches, sample: int) -> str:
+        """Return where a sample last appears in a table."""
+        piece = int(np.flatnonzero(table.sample_ids == sample)[-1])
+        at = int(np.searchsorted(table.offsets, piece, side="right")) - 1
+        return (
+            f"{self._name}, step {table.step[at]}, micro-batch {table.accum[at]} of rank {table.dp_rank[at]} "
+            f"(row {table.first_row + at}), sample {sample}"
+        )
+
+    def _refuse(
+        self,
+        wrong: NDArray[np.bool_],
+        sample_ids: NDArray[np.integer],
+        why: str,
+        lengths: NDArray[np.int64] | None = None,
+    ) -> None:
+        """Raise for the first sample that is wrong."""
+        if wrong.any():
+            at = int(np.argmax(wrong))
+            length = "" if lengths is None else f" (seqlen {lengths[at]})"
+            raise InvariantError(f"{self._name}: sample {sample_ids[at]}{length} {why}")
+
+
+def _collect(parts: Iterator[Pieces], first: int, last: int) -> Pieces:
+    """Gather the pieces of the samples first … last − 1."""
+    found = []
+    for pieces in parts:
+        mine = (pieces.sample_ids >= first) & (pieces.sample_ids < last)
+        found.append(Pieces(*(array[mine] for array in pieces)))
+    empty = np.zeros(0, np.int64)
+    found = found or [Pieces(empty, empty, empty)]
+    return Pieces(*(np.concatenate(arrays) for arrays in zip(*found, strict=True)))

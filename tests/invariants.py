@@ -1,0 +1,275 @@
+"""An independent check of a plan: reads its Arrow files with pyarrow and the metrics with NumPy, no more.
+
+Written from the description of the format, in plain Python, one rule after the other; it shares no code with
+packer. For small plans: it holds them as lists.
+"""
+
+import hashlib
+import json
+import math
+from collections import Counter, defaultdict
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+
+REASONS = {"filtered", "empty", "too_long", "truncated", "remainder", "min_samples"}
+
+
+def read(path):
+    """Return a table of a plan as a list of rows, and its schema; check how it is cut into record batches."""
+    with pa.memory_map(str(path)) as source:
+        reader = pa.ipc.open_file(source)
+        batches = [reader.get_batch(i) for i in range(reader.num_record_batches)]
+        per_batch = int(reader.schema.metadata[b"rows_per_batch"])
+        assert per_batch <= 65_536
+        assert all(batch.num_rows == per_batch for batch in batches[:-1]), "record batches of unequal size"
+        assert all(0 < batch.num_rows <= per_batch for batch in batches)
+        return [row for batch in batches for row in batch.to_pylist()], reader.schema
+
+
+def read_metric(path):
+    """Return an MMIDIDX metric as an array, one value an item."""
+    raw = Path(f"{path}.idx").read_bytes()
+    assert raw[:9] == b"MMIDIDX\0\0"
+    code, count = raw[17], int.from_bytes(raw[18:26], "little")
+    kind = {1: "u1", 2: "i1", 3: "<i2", 4: "<i4", 5: "<i8", 6: "<u2", 7: "<u4", 8: "<u8"}[code]
+    return np.fromfile(f"{path}.bin", kind, count)
+
+
+def check(folder, seqlens=None, loss_tokens=None):
+    """Assert every invariant of the plan in ``folder``.
+
+    ``seqlens`` and ``loss_tokens``: arrays, one entry a source sample; without them only what the plan itself
+    tells is compared.
+    """
+    folder = Path(folder)
+    header = json.loads((folder / "plan.json").read_text())
+    assert header["format"] == "packer-plan"
+    assert header["version"] == 1
+    check_files(folder, header)
+    config = header["config"]
+    dropped, _ = read(folder / "dropped.arrow")
+    if seqlens is not None:
+        assert len(seqlens) == header["num_samples"]
+        assert int(np.sum(seqlens, dtype=np.int64)) == header["num_tokens"]
+    shapes, steps_of_all, samples_before, tokens_before = set(), [], 0, 0
+    for epoch in range(header["num_epochs"]):
+        rows, _ = read(folder / f"epoch-{epoch:05d}" / "microbatches.arrow")
+        steps, _ = read(folder / f"epoch-{epoch:05d}" / "steps.arrow")
+        assert len(rows) == len(steps) * config["dp_size"] * config["grad_accum"], "E micro-batches a step"
+        for at, row in enumerate(rows):
+            check_row(at, row, config)
+            shapes.add(row["padded_seqlen"])
+            if seqlens is not None:
+                check_lengths(row, seqlens)
+        by_step = defaultdict(list)
+        for row in rows:
+            by_step[row["step"]].append(row)
+        for at, step in enumerate(steps):
+            assert step["step"] == at
+            check_step(step, by_step[at], config, header, loss_tokens)
+            assert step["samples_before"] == samples_before
+            assert step["tokens_before"] == tokens_before
+            samples_before += step["num_samples"]
+            tokens_before += step["num_tokens"]
+            steps_of_all.append((step, not any(row["is_filler"] for row in by_step[at])))
+        mine = [row for row in dropped if row["epoch"] in (None, epoch)]
+        check_coverage(rows, mine, header, seqlens)
+        check_drops(mine, config)
+        check_counts(rows, [row for row in mine if row["epoch"] == epoch], header["epochs"][epoch])
+    if config.get("num_shapes") is not None:
+        assert len(shapes) <= config["num_shapes"]
+    check_learning_rates(steps_of_all, config, header)
+    return header
+
+
+def check_files(folder, header):
+    expected = {"dropped.arrow"} | {
+        f"epoch-{epoch:05d}/{name}.arrow"
+        for epoch in range(header["num_epochs"])
+        for name in ("microbatches", "steps")
+    }
+    found = {str(p.relative_to(folder)) for p in folder.rglob("*") if p.is_file()} - {"plan.json"}
+    assert found == expected == set(header["files"])
+    for name, entry in header["files"].items():
+        data = (folder / name).read_bytes()
+        assert len(data) == entry["size"]
+        assert hashlib.sha256(data).hexdigest() == entry["sha256"]
+    text = (folder / "plan.json").read_text()
+    assert str(folder.resolve().parent) not in text, "a path in plan.json"
+
+
+def check_row(at, row, config):
+    ranks, accum = config["dp_size"], config["grad_accum"]
+    assert at == (row["step"] * accum + row["accum"]) * ranks + row["dp_rank"]
+    assert 0 <= row["accum"] < accum
+    assert 0 <= row["dp_rank"] < ranks
+    lengths = row["seqlens"]
+    assert len(lengths) == len(row["sample_ids"]) == row["num_samples"] > 0
+    assert len(row.get("starts", lengths)) == len(lengths)
+    assert min(lengths) > 0, "an empty piece"
+    assert sum(lengths) == row["num_tokens"]
+    assert max(lengths) == row["max_seqlen"]
+    assert len(set(row["sample_ids"])) == len(row["sample_ids"]), "a sample twice in one micro-batch"
+    flops = config.get("balance") == "flops"
+    hidden = config.get("hidden_size")
+    assert row["cost"] == sum(12 * hidden * n + n * n if flops else n for n in lengths)
+    assert not (row["is_filler"] and row["is_repeat"])
+    assert not row["is_filler"] or config["remainder"] == "keep"
+    assert not row["is_repeat"] or config["remainder"] == "fill"
+    padded = row["padded_seqlen"]
+    assert padded % math.lcm(config.get("sp_size", 1), config.get("pad_multiple", 1)) == 0
+    if config.get("fixed_seqlen") is not None:
+        assert padded == config["fixed_seqlen"]
+    if config["layout"] == "padded":
+        area = len(lengths) * padded
+        attention = len(lengths) * padded**2
+        assert padded >= max(lengths)
+    else:
+        segment = config.get("pad_segments_to", 1)
+        area = padded
+        attention = sum(n * n for n in lengths)
+        assert padded >= sum(-(-n // segment) * segment for n in lengths)
+    budget = config["max_tokens"]
+    if isinstance(budget, dict):
+        for metric, most in budget.items():
+            assert len(lengths) * row[f"padded_seqlen_{metric}"] <= most
+    else:
+        assert (area if config["count"] == "padded" else sum(lengths)) <= budget, "max_tokens"
+    assert len(lengths) >= (config.get("min_samples") or 1)
+    if config.get("max_samples") is not None:
+        assert len(lengths) <= config["max_samples"]
+    if config.get("max_attention") is not None:
+        assert attention <= config["max_attention"]
+    if config.get("max_seqlen") is not None:
+        assert max(lengths) <= config["max_seqlen"]
+
+
+def check_lengths(row, seqlens):
+    starts = row.get("starts", [None] * row["num_samples"])
+    for sample, length, start in zip(row["sample_ids"], row["seqlens"], starts, strict=True):
+        assert 0 <= sample < len(seqlens)
+        if start is None:
+            assert length == seqlens[sample]
+        else:
+            assert 0 <= start < start + length <= seqlens[sample]
+
+
+def check_step(step, rows, config, header, loss_tokens):
+    counted = [row for row in rows if not row["is_filler"]]
+    assert step["num_samples"] == sum(row["num_samples"] for row in counted)
+    assert step["num_tokens"] == sum(row["num_tokens"] for row in counted)
+    assert step["max_seqlen"] == max(row["max_seqlen"] for row in rows)
+    cut = any("starts" in row for row in rows)
+    if header["loss_tokens"] == "seqlen - 1":
+        assert step["num_loss_tokens"] == sum(n - 1 for row in counted for n in row["seqlens"])
+    elif header["loss_tokens"] == "labels" and not cut:
+        assert step["num_loss_tokens"] is not None
+        if loss_tokens is not None:
+            ids = [i for row in counted for i in row["sample_ids"]]
+            assert step["num_loss_tokens"] == sum(int(loss_tokens[i]) for i in ids)
+    else:
+        assert step["num_loss_tokens"] is None
+    if config.get("same_num_samples"):
+        assert len({row["num_samples"] for row in rows}) == 1
+    if config.get("same_seqlen"):
+        assert len({row["padded_seqlen"] for row in rows}) == 1
+    for row in rows:
+        if row["is_filler"]:
+            cheapest = min(other["cost"] for other in counted)
+            assert row["cost"] == cheapest
+            assert row["sample_ids"] in [other["sample_ids"] for other in counted]
+
+
+def check_coverage(rows, dropped, header, seqlens):
+    """Every sample planned once, or in pieces that tile what is not dropped, or dropped."""
+    pieces, copied = defaultdict(list), []
+    for row in rows:
+        starts = row.get("starts", [0] * row["num_samples"])
+        if row["is_filler"] or row["is_repeat"]:
+            copied += row["sample_ids"]
+            continue
+        for sample, start, length in zip(row["sample_ids"], starts, row["seqlens"], strict=True):
+            pieces[sample].append((start, start + length))
+    assert set(copied) <= set(pieces), "a copy of what is planned nowhere"
+    lost, lengths, reasons = Counter(), {}, defaultdict(list)
+    for row in dropped:
+        lost[row["sample_id"]] += row["num_tokens"]
+        assert lengths.setdefault(row["sample_id"], row["seqlen"]) == row["seqlen"]
+        reasons[row["sample_id"]].append(row["reason"])
+    assert set(pieces) | set(reasons) <= set(range(header["num_samples"]))
+    if seqlens is not None:
+        assert all(length == seqlens[sample] for sample, length in lengths.items())
+        lengths = dict(enumerate(map(int, seqlens)))
+    total = 0
+    for sample in range(header["num_samples"]):
+        mine = sorted(pieces[sample])
+        assert mine or reasons[sample], f"sample {sample} is neither planned nor dropped"
+        assert all(a[1] <= b[0] for a, b in pairwise(mine)), f"sample {sample} overlaps"
+        planned = sum(end - start for start, end in mine)
+        if sample in lengths:
+            assert planned + lost[sample] == lengths[sample], f"tokens of sample {sample}"
+            assert not mine or mine[-1][1] <= lengths[sample]
+        if mine and set(reasons[sample]) <= {"truncated"}:
+            assert mine[-1][1] == planned, f"sample {sample} has a gap"
+        if lengths.get(sample) == 0:
+            assert reasons[sample] == ["empty"] or reasons[sample] == ["filtered"]
+        total += planned + lost[sample]
+    assert total == header["num_tokens"], "tokens in = planned + dropped"
+
+
+def check_drops(dropped, config):
+    for row in dropped:
+        reason, length = row["reason"], row["seqlen"]
+        assert reason in REASONS
+        assert 0 <= row["num_tokens"] <= length
+        if reason == "empty":
+            assert length == 0
+        if reason == "truncated":
+            assert 0 < row["num_tokens"] < length
+            assert config["too_long"] == "truncate"
+        if reason == "too_long":
+            assert config["too_long"] == "drop"
+            assert config.get("max_seqlen") is None or length > config["max_seqlen"]
+        if reason == "filtered" and config.get("sample_ids") is None:
+            least, most = config.get("filter_min"), config.get("filter_max")
+            assert (least is not None and length < least) or (most is not None and length > most)
+
+
+def check_counts(rows, dropped, counts):
+    planned = [row for row in rows if not row["is_filler"] and not row["is_repeat"]]
+    assert counts["num_microbatches"] == len(rows)
+    assert counts["num_fillers"] == sum(row["is_filler"] for row in rows)
+    assert counts["num_repeats"] == sum(row["is_repeat"] for row in rows)
+    assert counts["num_tokens"] == sum(row["num_tokens"] for row in planned)
+    starts = [start for row in planned for start in row.get("starts", [0] * row["num_samples"])]
+    assert counts["num_samples"] == starts.count(0)
+    reasons = {row["reason"] for row in dropped}
+    assert counts["dropped"] == {
+        reason: {
+            "num_samples": sum(row["reason"] == reason for row in dropped),
+            "num_tokens": sum(row["num_tokens"] for row in dropped if row["reason"] == reason),
+        }
+        for reason in reasons
+    }
+
+
+def check_learning_rates(steps, config, header):
+    column = {"samples": "num_samples", "tokens": "num_tokens", "loss-tokens": "num_loss_tokens"}[
+        config["lr_by"]
+    ]
+    if config["lr_scaling"] == "none":
+        assert all(step["lr_scale"] == 1.0 for step, _ in steps)
+        return
+    full = [step[column] for step, is_full in steps if is_full] or [step[column] for step, _ in steps]
+    base = config.get("lr_base") or (sum(full) / len(full) if full else None)
+    assert base is None or math.isclose(header["lr_base"], base, rel_tol=1e-12)
+    for step, _ in steps:
+        factor = step[column] / base
+        if config["lr_scaling"] == "sqrt":
+            factor = math.sqrt(factor)
+        if config.get("lr_max_scale") is not None:
+            factor = min(factor, config["lr_max_scale"])
+        assert math.isclose(step["lr_scale"], factor, rel_tol=1e-12, abs_tol=0.0)
