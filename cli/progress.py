@@ -5,10 +5,10 @@ from types import TracebackType
 from typing import Self
 
 import click
+from rich import progress as bars
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskID, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
-import packer.analyzer
+from packer.analyzer import Progress
 
 _SECONDS_BETWEEN_LINES = 60.0
 
@@ -19,19 +19,19 @@ class ProgressDisplay:
     def __init__(self) -> None:
         console = Console(stderr=True)
         self._bar = (
-            Progress(
-                TextColumn("{task.description}"),
-                BarColumn(),
-                TaskProgressColumn(),
-                TextColumn("{task.fields[rates]}"),
-                TimeRemainingColumn(),
+            bars.Progress(
+                bars.TextColumn("{task.description}"),
+                bars.BarColumn(),
+                bars.TaskProgressColumn(),
+                bars.TextColumn("{task.fields[rates]}"),
+                bars.TimeRemainingColumn(),
                 console=console,
                 transient=True,
             )
             if console.is_terminal
             else None
         )
-        self._task: TaskID | None = None
+        self._task: bars.TaskID | None = None
         self._last_line = monotonic()
 
     def __enter__(self) -> Self:
@@ -45,7 +45,7 @@ class ProgressDisplay:
         if self._bar is not None:
             self._bar.stop()
 
-    def __call__(self, progress: packer.analyzer.Progress) -> None:
+    def __call__(self, progress: Progress) -> None:
         """Show the state after one more unit."""
         seconds = max(progress.seconds, 1e-9)
         rows, tokens = progress.num_rows / seconds, progress.num_tokens / seconds

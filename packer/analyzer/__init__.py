@@ -1,6 +1,6 @@
 """Measuring data sets: units of work, run anywhere and continued after an interruption; metrics come out."""
 
-from packer.analyzer.analyze import analyze
+from packer.analyzer.analysis import analyze
 from packer.analyzer.dataset import analyze_dataset
 from packer.analyzer.progress import Progress
 from packer.analyzer.result import AnalyzeResult

@@ -60,7 +60,7 @@ def analyze_dataset(
         raise ConfigError(f"batch_size={batch_size}: a batch holds at least one sample")
     num_samples = len(dataset)
     with published_directory(out, marker=MANIFEST_NAME, overwrite=overwrite) as folder:
-        stage = Stage[range](
+        stage: Stage[range] = Stage(
             number=LENGTHS,
             name="measuring",
             task=_MeasureSamples(dataset, seqlens_fn),

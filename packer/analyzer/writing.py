@@ -40,7 +40,7 @@ def write_metrics(
         num_empties += unit.num_empties
         names = names or list(unit.values)
     if num_samples == 0:
-        raise SourceError("the data set has no rows, so there is nothing to plan; check the source")
+        raise SourceError("the data set is empty; name one that has rows")
     summaries: dict[str, MetricSummary] = {}
     files: dict[str, FileDigest] = {}
     for name in names:

@@ -19,11 +19,13 @@ from packer.analyzer.result import AnalyzeResult, suspicions
 from packer.analyzer.stages import LENGTHS, Stage
 from packer.analyzer.tasks import MeasureUnit, UnitLengths
 from packer.analyzer.writing import write_metrics
-from packer.errors import ConfigError, PackerError, SourceChangedError, WorkerLostError
+from packer.errors import ConfigError, PackerError, SourceChangedError, SourceError, WorkerLostError
 from packer.metrics import MANIFEST_NAME, Manifest
 from packer.publish import published_directory
 from packer.samples import LengthDefinition, check_definition
 from packer.sources import Source, Unit, open_source
+
+Paths = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 
 _JOURNAL = ".journal"
 _UNIT_BYTES = 16 << 20
@@ -31,7 +33,7 @@ _UNIT_BYTES_OF_TEXT = 1 << 20  # enough for a tokenizer to be busy for about a s
 
 
 def analyze(
-    source: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
+    source: Paths,
     *,
     out: str | os.PathLike[str],
     tokens_column: ColumnChoice = None,
@@ -97,11 +99,12 @@ def analyze(
         identity = opened.identity()
         job = {"version": __version__, "sources": identity, "definition": definition.to_json()}
         with Journal(folder / _JOURNAL, job) as journal:
-            num_units_reused = stage.run(journal, executor, progress)
-            if open_source(source).identity() != identity:
-                raise SourceChangedError(
-                    "the data set changed while it was analyzed; run again once nothing writes to it"
-                )
+            try:
+                num_units_reused = stage.run(journal, executor, progress)
+            except SourceError:
+                _check_unchanged(source, identity)
+                raise
+            _check_unchanged(source, identity)
             manifest = _merge(folder, journal, stage.units, identity, definition)
         (folder / _JOURNAL).unlink()
     return AnalyzeResult(
@@ -135,6 +138,13 @@ def _swept_unless_resumable(folder: Path) -> Iterator[None]:
         if not isinstance(error, WorkerLostError):
             shutil.rmtree(folder)
         raise
+
+
+def _check_unchanged(source: Paths, identity: list[dict[str, Any]]) -> None:
+    if open_source(source).identity() != identity:
+        raise SourceChangedError(
+            "the data set changed while it was analyzed; run again once nothing writes to it"
+        )
 
 
 def _plan_work(source: Source, definition: LengthDefinition) -> Stage[Unit]:

@@ -1,0 +1,346 @@
+"""From data sets to metrics: right lengths, one error for bad input, and nothing half-written ever."""
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import packer
+from packer.errors import (
+    ColumnError,
+    ConfigError,
+    SourceChangedError,
+    SourceError,
+    TargetBusyError,
+    TargetExistsError,
+    TargetWriteError,
+)
+from packer.metrics import open_metrics
+from packer.publish import published_directory
+
+
+@pytest.fixture(autouse=True)
+def small_units(monkeypatch):
+    """A unit a row group, so that little data makes many units."""
+    monkeypatch.setattr("packer.analyzer.analysis._UNIT_BYTES", 1)
+
+
+def write_lists(path: Path, rows: list, *, name: str = "input_ids", group: int = 5, **more: pa.Array) -> Path:
+    table = pa.table({name: pa.array(rows, pa.list_(pa.int32())), **more})
+    pq.write_table(table, path, row_group_size=group)
+    return path
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {p.relative_to(folder).as_posix(): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
+
+
+@pytest.fixture
+def lists(tmp_path):
+    """40 rows in 8 row groups, row i of length i % 7."""
+    return write_lists(tmp_path / "data.parquet", [[1] * (n % 7) for n in range(40)])
+
+
+SEQLENS = [n % 7 for n in range(40)]
+
+
+@settings(max_examples=30)
+@given(st.lists(st.one_of(st.none(), st.lists(st.integers(0, 9), max_size=9)), min_size=1, max_size=30))
+def test_lengths_are_those_of_python(tmp_path_factory, rows):
+    folder = tmp_path_factory.mktemp("lengths")
+    result = packer.analyze(
+        write_lists(folder / "x.parquet", rows), out=folder / "m", tokens_column="input_ids"
+    )
+
+    seqlens = [len(row or []) for row in rows]
+    metrics = open_metrics(folder / "m")
+    assert metrics.metric("seqlen").tolist() == seqlens
+    assert result.manifest == metrics.manifest
+    assert result.main.total == sum(seqlens)
+    assert result.manifest.num_nulls == rows.count(None)
+    assert result.manifest.num_empties == rows.count([])
+    assert sorted(p.name for p in folder.iterdir()) == ["m", "x.parquet"]
+
+
+def test_the_manifest_says_what_was_measured(tmp_path, lists):
+    other = write_lists(tmp_path / "other.parquet", [[1], [2, 3]])
+    packer.analyze([lists, other], out=tmp_path / "m", tokens_column="input_ids")
+    manifest = open_metrics(tmp_path / "m").manifest
+
+    assert manifest.num_samples == 42
+    assert [(source["format"], source["num_rows"]) for source in manifest.sources] == [
+        ("parquet", 40),
+        ("parquet", 2),
+    ]
+    assert manifest.definition == {"kind": "tokens", "columns": {"seqlen": "input_ids"}}
+    text = (tmp_path / "m" / "manifest.json").read_text()
+    assert str(tmp_path) not in text
+    assert "other" not in text
+
+
+def test_any_number_of_workers_gives_the_same_bytes(tmp_path, lists):
+    for workers in (1, 2, 3):
+        packer.analyze(lists, out=tmp_path / f"m{workers}", tokens_column="input_ids", workers=workers)
+    assert contents(tmp_path / "m1") == contents(tmp_path / "m2") == contents(tmp_path / "m3")
+    assert open_metrics(tmp_path / "m1").metric("seqlen").tolist() == SEQLENS
+
+
+def test_labels_give_loss_tokens(tmp_path):
+    labels = pa.array([[-100, 5, 5], [5], [], None], pa.list_(pa.int64()))
+    data = write_lists(tmp_path / "x.parquet", [[1, 2, 3], [1], [], None], labels=labels)
+    for shift, expected in ((True, [2, 0, 0, 0]), (False, [2, 1, 0, 0])):
+        out = tmp_path / f"m{shift}"
+        packer.analyze(data, out=out, tokens_column="input_ids", labels_column="labels", shift=shift)
+        assert open_metrics(out).metric("loss_tokens").tolist() == expected
+        assert open_metrics(out).metric("seqlen").tolist() == [3, 1, 0, 0]
+
+
+def test_several_columns_are_a_metric_each(tmp_path):
+    target = pa.array([[1], [1, 2], []], pa.list_(pa.int32()))
+    data = write_lists(tmp_path / "x.parquet", [[1, 2, 3], [1], []], name="src", tgt=target)
+    columns = {"source": "src", "target": "tgt"}
+    packer.analyze(data, out=tmp_path / "m", tokens_column=columns)
+    metrics = open_metrics(tmp_path / "m")
+    assert metrics.names == ("source", "target")
+    assert metrics.metric("source").tolist() == [3, 1, 0]
+    assert metrics.metric("target").tolist() == [1, 2, 0]
+
+
+def test_lengths_over_32_bits(tmp_path):
+    lengths = [2**40, 0, 2**62]
+    pq.write_table(pa.table({"n": lengths}), tmp_path / "x.parquet")
+    result = packer.analyze(tmp_path / "x.parquet", out=tmp_path / "m", length_column="n")
+    assert open_metrics(tmp_path / "m").metric("seqlen").tolist() == lengths
+    assert result.main.total == sum(lengths)
+    assert result.main.median == 2**40
+
+
+def test_a_null_column_in_the_first_file_and_a_typed_one_in_the_second(tmp_path):
+    pq.write_table(pa.table({"ids": pa.nulls(3)}), tmp_path / "a.parquet")
+    write_lists(tmp_path / "b.parquet", [[1, 2]], name="ids")
+    result = packer.analyze(tmp_path / "*.parquet", out=tmp_path / "m", tokens_column="ids")
+    assert open_metrics(tmp_path / "m").metric("seqlen").tolist() == [0, 0, 0, 2]
+    assert result.manifest.num_nulls == 3
+
+
+@pytest.mark.parametrize(
+    ("rows", "warning"),
+    [
+        ([[1, 2]] * 5, "seqlen is 2 for all 5 samples; if they were padded or truncated"),
+        ([[], None, []], "seqlen is 0 for all 3 samples; is it the right column"),
+        ([[1]], None),
+        ([[1], [1, 2]], None),
+    ],
+)
+def test_suspicious_lengths_earn_a_warning(tmp_path, rows, warning):
+    data = write_lists(tmp_path / "x.parquet", rows)
+    warnings = packer.analyze(data, out=tmp_path / "m", tokens_column="input_ids").warnings
+    assert (not warnings) if warning is None else (warning in warnings[0])
+
+
+def test_progress_counts_to_the_end(tmp_path, lists):
+    seen = []
+    packer.analyze(lists, out=tmp_path / "m", tokens_column="input_ids", progress=seen.append)
+    assert len(seen) == 8
+    assert [progress.num_rows for progress in seen] == list(range(5, 41, 5))
+    assert seen[-1].num_tokens == sum(SEQLENS)
+    assert seen[-1].fraction == 1.0
+    assert seen[-1].seconds_left == 0.0
+
+
+# What is refused, and leaves nothing behind.
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"tokens_column": "inputs"}, ColumnError, "did you mean 'input_ids'"),
+        ({"tokens_column": "text"}, ColumnError, "'text' is of type string"),
+        ({"length_column": "text"}, ColumnError, "'text' is of type string; name an integer column"),
+        ({"length_column": "negative"}, SourceError, "length -1"),
+        ({}, ConfigError, "nothing says what the length of a sample is"),
+        ({"tokens_column": "input_ids", "length_column": "n"}, ConfigError, "give one of them"),
+        ({"text_column": "text"}, ConfigError, "needs --tokenizer"),
+        ({"tokens_column": "input_ids", "tokenizer": "t"}, ConfigError, "--tokenizer has no meaning"),
+        ({"text_column": "t", "tokenizer": "t", "labels_column": "l"}, ConfigError, "--labels-column has no"),
+        ({"tokens_column": {"../up": "input_ids"}}, ConfigError, "cannot name a metric"),
+        ({"tokens_column": "input_ids", "workers": 0}, ConfigError, "--workers 0"),
+    ],
+)
+def test_what_cannot_be_measured(tmp_path, options, error, message):
+    data = write_lists(tmp_path / "x.parquet", [[1]], text=pa.array(["a"]), negative=pa.array([-1]))
+    with pytest.raises(error, match=message):
+        packer.analyze(data, out=tmp_path / "m", **options)
+    assert [p.name for p in tmp_path.iterdir()] == ["x.parquet"]
+
+
+def test_a_data_set_without_rows(tmp_path):
+    data = write_lists(tmp_path / "x.parquet", [])
+    with pytest.raises(SourceError, match="is empty"):
+        packer.analyze(data, out=tmp_path / "m", tokens_column="input_ids")
+    assert [p.name for p in tmp_path.iterdir()] == ["x.parquet"]
+
+
+def test_an_existing_target_is_kept_unless_told(tmp_path, lists):
+    packer.analyze(lists, out=tmp_path / "m", tokens_column="input_ids")
+    before = contents(tmp_path / "m")
+    with pytest.raises(TargetExistsError, match="--overwrite"):
+        packer.analyze(lists, out=tmp_path / "m", tokens_column="input_ids")
+    assert contents(tmp_path / "m") == before
+
+    write_lists(lists, [[1, 2, 3]])
+    packer.analyze(lists, out=tmp_path / "m", tokens_column="input_ids", overwrite=True)
+    assert open_metrics(tmp_path / "m").metric("seqlen").tolist() == [3]
+
+
+def test_overwrite_never_removes_the_data(tmp_path):
+    (tmp_path / "data").mkdir()
+    data = write_lists(tmp_path / "data" / "x.parquet", [[1]])
+    with pytest.raises(ConfigError, match="holds the data set itself"):
+        packer.analyze(data, out=tmp_path / "data", tokens_column="input_ids", overwrite=True)
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "thesis.tex").write_text("")
+    with pytest.raises(TargetExistsError, match="holds no manifest"):
+        packer.analyze(data, out=tmp_path / "other", tokens_column="input_ids", overwrite=True)
+
+
+def test_of_two_runs_into_one_target_one_wins(tmp_path, lists):
+    def run_another(_):
+        with pytest.raises(TargetBusyError, match="another process is writing"):
+            packer.analyze(lists, out=tmp_path / "m", tokens_column="input_ids")
+
+    packer.analyze(lists, out=tmp_path / "m", tokens_column="input_ids", progress=run_another)
+    assert open_metrics(tmp_path / "m").metric("seqlen").tolist() == SEQLENS
+
+
+def test_a_data_set_that_changes_meanwhile(tmp_path, lists):
+    def grow(_):
+        write_lists(lists, [[1] * 100] * 50)
+
+    with pytest.raises(SourceError) as caught:
+        packer.analyze(lists, out=tmp_path / "m", tokens_column="input_ids", progress=grow)
+    assert isinstance(caught.value, SourceChangedError)
+    assert [p.name for p in tmp_path.iterdir()] == ["data.parquet"]
+
+
+def test_a_full_disk(tmp_path, lists, monkeypatch):
+    def no_room(*_):
+        raise OSError(28, os.strerror(28))
+
+    with monkeypatch.context() as patch:
+        patch.setattr("packer.metrics.writer.HashedFile.write", no_room)
+        with pytest.raises(TargetWriteError, match="No space left on device; nothing was published"):
+            packer.analyze(lists, out=tmp_path / "m", tokens_column="input_ids")
+    assert not (tmp_path / "m").exists()
+    packer.analyze(lists, out=tmp_path / "m", tokens_column="input_ids")
+    assert open_metrics(tmp_path / "m").metric("seqlen").tolist() == SEQLENS
+
+
+# Interruptions.
+
+
+class Interrupt:
+    """Stops a run after some units, as Ctrl-C would."""
+
+    def __init__(self, units: int) -> None:
+        self.units = units
+
+    def __call__(self, _: object) -> None:
+        self.units -= 1
+        if self.units == 0:
+            raise KeyboardInterrupt
+
+
+def test_an_interrupted_run_goes_on(tmp_path, lists):
+    packer.analyze(lists, out=tmp_path / "whole", tokens_column="input_ids")
+    for units in (3, 2):
+        with pytest.raises(KeyboardInterrupt):
+            packer.analyze(lists, out=tmp_path / "m", tokens_column="input_ids", progress=Interrupt(units))
+        assert not (tmp_path / "m").exists()
+    result = packer.analyze(lists, out=tmp_path / "m", tokens_column="input_ids")
+    assert result.num_units_reused == 5
+    assert contents(tmp_path / "m") == contents(tmp_path / "whole")
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["data.parquet", "m", "whole"]
+
+
+@pytest.mark.parametrize("change", ["grow", "shrink", "definition", "version"])
+def test_units_of_another_job_are_not_reused(tmp_path, lists, monkeypatch, change):
+    with pytest.raises(KeyboardInterrupt):
+        packer.analyze(lists, out=tmp_path / "m", tokens_column="input_ids", progress=Interrupt(3))
+    rows = SEQLENS
+    options = {"tokens_column": "input_ids"}
+    if change in ("grow", "shrink"):
+        rows = [2] * 45 if change == "grow" else [2] * 12
+        write_lists(lists, [[1] * n for n in rows])
+    elif change == "definition":
+        options = {"tokens_column": {"ids": "input_ids"}}
+    else:
+        monkeypatch.setattr("packer.analyzer.analysis.__version__", "9.9.9")
+    result = packer.analyze(lists, out=tmp_path / "m", **options)
+    assert result.num_units_reused == 0
+    assert open_metrics(tmp_path / "m").metric(next(iter(result.manifest.metrics))).tolist() == rows
+
+
+KILLED_RUN = """
+    import os, signal, sys
+    import packer, packer.analyzer.analysis
+    packer.analyzer.analysis._UNIT_BYTES = 1
+    data, out, where, workers = sys.argv[1:]
+    units = 0
+
+    def die(*_):
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    def listen(progress):
+        global units
+        units += 1
+        if units == 4:
+            die()
+
+    if __name__ == "__main__":
+        if where == "merging":
+            import packer.analyzer.writing
+            packer.analyzer.writing.Manifest.save = die
+        elif where == "publishing":
+            import packer.publish
+            packer.publish._move_into_place = die
+        progress = listen if where == "measuring" else None
+        packer.analyze(data, out=out, tokens_column="input_ids", workers=int(workers), progress=progress)
+"""
+
+
+@pytest.mark.parametrize(
+    ("where", "workers", "reused"),
+    [("measuring", 1, 4), ("measuring", 2, 4), ("merging", 1, 8), ("publishing", 1, 0)],
+)
+def test_a_kill_leaves_no_target_and_the_next_run_succeeds(tmp_path, lists, where, workers, reused):
+    script = tmp_path / "run.py"
+    script.write_text(textwrap.dedent(KILLED_RUN))
+    command = [sys.executable, script, lists, tmp_path / "m", where, str(workers)]
+    killed = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert killed.returncode == -signal.SIGKILL, killed.stderr
+    assert not (tmp_path / "m").exists()
+
+    result = packer.analyze(lists, out=tmp_path / "m", tokens_column="input_ids")
+    assert result.num_units_reused == reused
+    assert open_metrics(tmp_path / "m").metric("seqlen").tolist() == SEQLENS
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["data.parquet", "m", "run.py"]
+
+
+def test_a_target_beside_a_published_one_is_found_in_the_folder_made_for_it(tmp_path, lists):
+    packer.analyze(lists, out=tmp_path / "a" / "b" / "m", tokens_column="input_ids")
+    assert np.array_equal(open_metrics(tmp_path / "a" / "b" / "m").metric("seqlen"), SEQLENS)
+
+
+def test_the_lock_is_that_of_every_other_publication(tmp_path, lists):
+    with published_directory(tmp_path / "m", marker="x"), pytest.raises(TargetBusyError):
+        packer.analyze(lists, out=tmp_path / "m", tokens_column="input_ids")

@@ -1,0 +1,71 @@
+"""Any map-style data set, measured by a function."""
+
+import numpy as np
+import pytest
+
+import packer
+from packer.errors import ConfigError, SourceError
+from packer.metrics import open_metrics
+
+
+def count(batch: list[list[int]]) -> list[int]:
+    return [len(sample) for sample in batch]
+
+
+class Batched:
+    """Gives samples by the batch, and notes how many."""
+
+    def __init__(self) -> None:
+        self.sizes: list[int] = []
+
+    def __len__(self) -> int:
+        return 25
+
+    def __getitems__(self, rows: list[int]) -> list[list[int]]:
+        self.sizes.append(len(rows))
+        return [[0] * row for row in rows]
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_lengths_are_those_of_the_function(tmp_path, workers):
+    dataset = [[0] * (n % 5) for n in range(25)]
+    result = packer.analyze_dataset(dataset, count, out=tmp_path / "m", batch_size=4, workers=workers)
+    metrics = open_metrics(tmp_path / "m")
+    assert metrics.metric("seqlen").tolist() == [n % 5 for n in range(25)]
+    assert metrics.definition["kind"] == "dataset"
+    assert metrics.definition["function"].endswith("test_dataset.count")
+    assert metrics.sources == [{"format": "dataset", "num_rows": 25}]
+    assert result.manifest.num_empties == 5
+    assert [p.name for p in tmp_path.iterdir()] == ["m"]
+
+
+def test_batches_are_used_where_offered(tmp_path):
+    dataset = Batched()
+    packer.analyze_dataset(dataset, count, out=tmp_path / "m", batch_size=10)
+    assert open_metrics(tmp_path / "m").metric("seqlen").tolist() == list(range(25))
+    assert dataset.sizes == [10, 10, 5]
+
+
+@pytest.mark.parametrize(
+    ("function", "error", "message"),
+    [
+        (lambda batch: [1], SourceError, r"shape \(1,\) for samples 0 to 2; it has to return 3 integers"),
+        (lambda batch: 3, SourceError, r"shape \(\) for samples 0 to 2"),
+        (lambda batch: [1.5] * 3, SourceError, "returned float64"),
+        (lambda batch: np.array([1, -2, 3]), SourceError, "returned -2 for sample 1"),
+    ],
+)
+def test_what_is_no_length(tmp_path, function, error, message):
+    with pytest.raises(error, match=message):
+        packer.analyze_dataset(["a", "b", "c"], function, out=tmp_path / "m")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_cannot_be_run(tmp_path):
+    with pytest.raises(SourceError, match="is empty"):
+        packer.analyze_dataset([], count, out=tmp_path / "m")
+    with pytest.raises(ConfigError, match="batch_size=0"):
+        packer.analyze_dataset(["a"], count, out=tmp_path / "m", batch_size=0)
+    with pytest.raises(ConfigError, match="top of a module"):
+        packer.analyze_dataset(["a", "b"], lambda b: [1], out=tmp_path / "m", batch_size=1, workers=2)
+    assert list(tmp_path.iterdir()) == []

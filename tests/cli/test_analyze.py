@@ -1,0 +1,119 @@
+"""The command: what it prints, and how it fails."""
+
+import json
+import re
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from click.testing import CliRunner
+
+from cli.main import cli
+from cli.progress import ProgressDisplay, compact
+from packer.analyzer import Progress
+from packer.metrics import open_metrics
+
+
+@pytest.fixture
+def data(tmp_path):
+    ids = pa.array([[1, 2, 3], [], None, [1] * 1500], pa.list_(pa.int32()))
+    other = pa.array([[1], [2], [3], [4]], pa.list_(pa.int32()))
+    pq.write_table(
+        pa.table({"input_ids": ids, "target": other, "text": ["a", "b", "c", "d"]}), tmp_path / "x"
+    )
+    return tmp_path / "x"
+
+
+def run(*arguments):
+    return CliRunner().invoke(cli, ["analyze", *map(str, arguments)])
+
+
+def test_the_summary_is_for_people(tmp_path, data):
+    result = run(data, "--out", tmp_path / "m", "--tokens-column", "input_ids")
+    assert result.exit_code == 0, result.output
+    lines = result.stdout.splitlines()
+    assert re.fullmatch(r"4 samples, 1,503 tokens; measured in \d+\.\d s", lines[0])
+    assert lines[1:] == [
+        "  seqlen  min 0, median 0, p99 1,500, max 1,500",
+        "  1 samples are null, 1 empty: of length 0",
+        f"Next: packer plan {tmp_path / 'm'} --out plan --max-tokens 2048",
+    ]
+    assert result.stderr == ""
+
+
+def test_the_result_is_for_machines(tmp_path, data):
+    result = run(data, "--out", tmp_path / "m", "--tokens-column", "input_ids", "--json")
+    found = json.loads(result.stdout)
+    assert found["num_samples"] == 4
+    assert found["num_nulls"] == found["num_empties"] == 1
+    assert found["metrics"]["seqlen"] == {"min": 0, "median": 0, "p99": 1500, "max": 1500, "total": 1503}
+    assert found["fingerprint"] == open_metrics(tmp_path / "m").fingerprint
+    assert found["warnings"] == []
+
+
+def test_a_warning_is_part_of_the_summary(tmp_path, data):
+    result = run(data, "--out", tmp_path / "m", "--tokens-column", "target")
+    assert "Warning: seqlen is 1 for all 4 samples" in result.stdout
+
+
+def test_pairs_of_columns(tmp_path, data):
+    columns = ("--tokens-column", "source=input_ids", "--tokens-column", "target=target")
+    assert run(data, "--out", tmp_path / "m", *columns).exit_code == 0
+    assert open_metrics(tmp_path / "m").names == ("source", "target")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "exit_code", "message"),
+    [
+        (("--tokens-column", "inputs"), 1, "has no column 'inputs'; did you mean 'input_ids'?"),
+        (("--tokens-column", "text"), 1, "column 'text' is of type string"),
+        ((), 2, "nothing says what the length of a sample is"),
+        (("--tokens-column", "a", "--tokens-column", "b"), 2, "as METRIC=a"),
+        (("--tokens-column", "m=a", "--tokens-column", "m=b"), 2, "names metric 'm' twice"),
+        (("--tokens-column", "input_ids", "--workers", "0"), 2, "--workers 0"),
+    ],
+)
+def test_failures_are_one_line(tmp_path, data, arguments, exit_code, message):
+    result = run(data, "--out", tmp_path / "m", *arguments)
+    assert result.exit_code == exit_code
+    assert result.stdout == ""
+    (line,) = [line for line in result.stderr.splitlines() if line.startswith("Error:")]
+    assert message in line
+    assert not (tmp_path / "m").exists()
+
+
+def test_a_missing_source_is_named(tmp_path):
+    result = run(tmp_path / "gone.parquet", "--out", tmp_path / "m", "--tokens-column", "x")
+    assert result.exit_code == 1
+    assert "gone.parquet" in result.stderr
+
+
+def test_off_a_terminal_progress_is_a_line_a_minute(monkeypatch, capsys):
+    now = 1000.0
+    monkeypatch.setattr("cli.progress.monotonic", lambda: now)
+    with ProgressDisplay() as display:
+        for seconds in range(0, 150, 10):
+            now = 1000.0 + seconds
+            done = seconds / 200
+            display(
+                Progress(
+                    stage="measuring",
+                    fraction=done,
+                    num_rows=seconds * 1000,
+                    num_tokens=seconds * 250_000,
+                    seconds=seconds,
+                    seconds_left=None if seconds == 0 else 200 - seconds,
+                )
+            )
+    assert capsys.readouterr().err.splitlines() == [
+        "measuring: 30%, 1.0k rows/s, 250k tokens/s, 140 s left",
+        "measuring: 60%, 1.0k rows/s, 250k tokens/s, 80 s left",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("number", "text"),
+    [(0, "0"), (812.4, "812"), (9_432, "9.4k"), (183e6, "183M"), (2.5e9, "2.5G"), (7e12, "7.0T")],
+)
+def test_compact_numbers(number, text):
+    assert compact(number) == text
