@@ -1,1 +1,20 @@
-"""..."""
+"""Replay a plan in a training loop: batches on the device, the step's learning rate, the loss's divisor."""
+
+from packer.runtime.batch import Batch, BatchInfo, StepInfo
+from packer.runtime.collate import PlannedShape
+from packer.runtime.loader import FlatView, PlanLoader
+from packer.runtime.loss import count_loss_tokens
+from packer.runtime.lr import scaled_lr
+from packer.runtime.step import Step
+
+__all__ = [
+    "Batch",
+    "BatchInfo",
+    "FlatView",
+    "PlanLoader",
+    "PlannedShape",
+    "Step",
+    "StepInfo",
+    "count_loss_tokens",
+    "scaled_lr",
+]

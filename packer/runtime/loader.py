@@ -1,0 +1,339 @@
+"""The loader: replays a plan, step by step, on one rank."""
+
+from collections.abc import Callable, Collection, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch.distributed.device_mesh import DeviceMesh
+from torch.utils.data import DataLoader
+
+from packer.errors import ConfigError, PackerError, PlanError
+from packer.plan import Plan
+from packer.runtime.batch import Batch, StepInfo
+from packer.runtime.collate import Collator, Sample
+from packer.runtime.device import to_device
+from packer.runtime.pieces import require_dataset
+from packer.runtime.progress import EpochStream, Place, Progress
+from packer.runtime.reader import MicroBatchReader, Slicing, UserCollate
+from packer.runtime.shard import Shard, require_divisible
+from packer.runtime.state import VERSION, LoaderState, Resume
+from packer.runtime.step import Step
+from packer.runtime.topology import find_coordinates, grad_accum_for
+
+
+class PlanLoader:
+    """Steps of a plan for one rank; each step hands out this rank's micro-batches.
+
+    An iterator plays one epoch, the next iteration plays the next one. The loader never communicates: every
+    rank opens the same plan and finds its own micro-batches in it, also where the plan was made for another
+    ``dp_size`` × ``grad_accum`` with the same product.
+
+    The position advances when a micro-batch is handed out, never when it is prefetched, so that
+    ``state_dict()`` is exact at any moment. Taken after a step's last micro-batch, while the loop over the
+    step still runs, it still stands within the step; once that loop has ended, at the next step.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        dataset: Any,
+        *,
+        dp_rank: int | None = None,
+        dp_size: int | None = None,
+        sp_rank: int | None = None,
+        sp_size: int = 1,
+        pp_rank: int = 0,
+        pp_size: int = 1,
+        mesh: DeviceMesh | None = None,
+        shard: Shard = "contiguous",
+        ragged: bool = False,
+        device: torch.device | str | int | None = None,
+        pad_values: Mapping[str, float] | None = None,
+        token_fields: Collection[str] | None = None,
+        sample_padding_fn: Callable[[Sample, int], Sample] | None = None,
+        collate: UserCollate | None = None,
+        num_workers: int = 0,
+        pin_memory: bool | None = None,
+        persistent_workers: bool = True,
+        prefetch_factor: int | None = None,
+        multiprocessing_context: Any = None,
+        worker_init_fn: Callable[[int], None] | None = None,
+        timeout: float = 0,
+    ) -> None:
+        """Open a plan on one rank.
+
+        Args:
+            plan: What ``load_plan`` or ``make_plan`` gave.
+            dataset: ``dataset[sample_id]`` → mapping with ``input_ids`` and further fields; ``__getitems__``
+                and, for cut samples and slices, ``read_slice(sample_id, start, stop)`` are used where
+                offered.
+            dp_rank: This rank's data-parallel place; with ``dp_size``. Where neither is given, they come
+                from ``mesh`` or ``torch.distributed``.
+            dp_size: Data-parallel ranks.
+            sp_rank: This rank's place in its sequence-parallel group.
+            sp_size: Ranks that share a micro-batch.
+            pp_rank: This rank's pipeline stage; only the first and the last read samples.
+            pp_size: Pipeline stages.
+            mesh: A device mesh with named dimensions, instead of all of these.
+            shard: How the ranks of a sequence-parallel group share the positions of a row.
+            ragged: Their slices may differ in length by one position.
+            device: Where the tensors go; None leaves them in host memory.
+            pad_values: Field → what padding holds; 0 where not named. Labels are padded with −100.
+            token_fields: Fields with one value a token; default: those whose first dimension is the sample's
+                length.
+            sample_padding_fn: ``(sample, length)`` → the sample, padded; padded layout only.
+            collate: ``(samples, shape)`` → mapping of tensors, instead of our own collation.
+            num_workers: Processes that read ahead; 0 reads in this one.
+            pin_memory: Page-locked host memory; default: where the device is a GPU.
+            persistent_workers: Keep the processes from one epoch to the next.
+            prefetch_factor: Micro-batches that each worker reads ahead.
+            multiprocessing_context: ``fork``, ``spawn``, or a context.
+            worker_init_fn: Called in each worker with its number.
+            timeout: Seconds to wait for a worker; 0 waits for ever.
+
+        Raises:
+            ConfigError: The rank is not known, or arguments contradict each other.
+            PlanError: The plan cannot be played on this topology.
+            SourceChangedError: The data set has another number of samples than the plan was made for.
+        """
+        if sample_padding_fn is not None and plan.layout == "packed":
+            raise ConfigError("sample_padding_fn has no meaning where samples are packed; leave it out")
+        self.plan = plan
+        self._at = find_coordinates(
+            dp_rank=dp_rank,
+            dp_size=dp_size,
+            sp_rank=sp_rank,
+            sp_size=sp_size,
+            pp_rank=pp_rank,
+            pp_size=pp_size,
+            mesh=mesh,
+        )
+        self.grad_accum = grad_accum_for(self._at.dp_size, plan.dp_size, plan.grad_accum)
+        """Micro-batches of this rank in a step."""
+        require_divisible(plan.config, self._at.sp_size, shard, ragged=ragged)
+        require_dataset(dataset, plan)
+        self.device = None if device is None else torch.device(device)
+        """Where the tensors go."""
+        on_gpu = self.device is not None and self.device.type == "cuda"
+        self._loss_tokens = plan.header.get("loss_tokens")
+        definition = plan.header.get("definition") or {}
+        reader = MicroBatchReader(
+            plan,
+            dataset,
+            self._at,
+            Collator(
+                pad_values=dict(pad_values or {}),
+                token_fields=token_fields,
+                labels_are_shifted=bool(definition.get("labels_column"))
+                and not definition.get("shift", True),
+                pad_sample=sample_padding_fn,
+            ),
+            slicing=Slicing(shard=shard, ragged=ragged),
+            user_collate=collate,
+        )
+        self._schedule = _Schedule(self.grad_accum)
+        self._prefetched: DataLoader[Batch | PackerError] = DataLoader(
+            reader,  # type: ignore[arg-type]
+            batch_size=None,
+            sampler=self._schedule,
+            collate_fn=_as_it_is,  # type: ignore[arg-type]
+            num_workers=num_workers,
+            pin_memory=on_gpu if pin_memory is None else pin_memory,
+            persistent_workers=persistent_workers and num_workers > 0,
+            prefetch_factor=prefetch_factor,
+            multiprocessing_context=multiprocessing_context,
+            worker_init_fn=worker_init_fn,
+            timeout=timeout,
+            # Its own, or every epoch would draw a number from the generator that the model's dropout uses.
+            generator=torch.Generator().manual_seed(int(plan.fingerprint[:8], 16)),
+        )
+        self._progress = Progress(plan)
+
+    @property
+    def dp_rank(self) -> int:
+        """This rank's data-parallel place."""
+        return self._at.dp_rank
+
+    @property
+    def dp_size(self) -> int:
+        """Data-parallel ranks."""
+        return self._at.dp_size
+
+    @property
+    def sp_rank(self) -> int:
+        """This rank's place among those that share a micro-batch."""
+        return self._at.sp_rank
+
+    @property
+    def sp_size(self) -> int:
+        """Ranks that share a micro-batch."""
+        return self._at.sp_size
+
+    @property
+    def epoch(self) -> int:
+        """The epoch that the next iteration plays, or goes on with after ``load_state_dict``."""
+        return self._progress.next_start.epoch
+
+    @property
+    def current_step(self) -> StepInfo:
+        """The step being executed: that of the micro-batch handed out last, or the first one to come."""
+        if self._progress.step is not None:
+            return self._progress.step
+        epoch, step, _ = self._progress.next_start
+        if epoch == self.plan.num_epochs:  # all were played, by the run that this one goes on from
+            epoch, step = epoch - 1, self._progress.num_steps(epoch - 1) - 1
+        return StepInfo.from_row(epoch, step, self.plan.epoch(epoch).step(step))
+
+    def set_epoch(self, epoch: int) -> None:
+        """Choose the epoch of the next iteration.
+
+        The epoch that comes next anyhow is left as it is, so that a loop which names every epoch does not
+        undo a resume within one.
+
+        Raises:
+            PlanError: The plan has no such epoch.
+        """
+        if epoch == self.epoch:
+            return
+        self.plan.epoch(epoch)
+        self._progress.go_to(Place(epoch, 0, 0))
+
+    def __len__(self) -> int:
+        """Return the number of steps of the epoch being played, or of the next one before it starts."""
+        epoch = self.epoch if self._progress.playing is None else self._progress.playing
+        return self._progress.num_steps(min(epoch, self.plan.num_epochs - 1))
+
+    def __iter__(self) -> Iterator[Step]:
+        """Play one epoch, from its beginning or from where ``load_state_dict`` stands.
+
+        Raises:
+            PlanError: All epochs of the plan were played.
+        """
+        start = self._progress.next_start
+        if start.epoch >= self.plan.num_epochs:
+            raise PlanError(
+                f"all {self.plan.num_epochs} epochs of the plan were played; plan more with --epochs, or "
+                "play one again with set_epoch"
+            )
+        self._schedule.start(start, num_steps=self._progress.num_steps(start.epoch))
+        batches: Iterator[Batch | PackerError] = iter(self._prefetched)
+        if self.device is not None:
+            batches = to_device(batches, self.device)
+        return self._steps(EpochStream(self._progress, self._progress.begin(), batches), start)
+
+    def microbatches(self) -> "FlatView":
+        """Return the view that frameworks take: one micro-batch after the other, steps left out."""
+        return FlatView(self)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return where the loader stands: the same numbers on every rank."""
+        return LoaderState(
+            version=VERSION,
+            fingerprint=self.plan.fingerprint,
+            epoch=self._progress.place.epoch,
+            step=self._progress.place.step,
+            microbatch=self._progress.place.accum,
+            dp_size=self.dp_size,
+            grad_accum=self.grad_accum,
+        ).to_dict()
+
+    def load_state_dict(self, state: Mapping[str, Any], *, resume: Resume = "step") -> None:
+        """Let the next iteration go on where ``state`` was taken; no sample before that place is read.
+
+        Args:
+            state: What ``state_dict`` gave, also on another topology with the same ``dp_size`` ×
+                ``grad_accum``.
+            resume: ``step``: play an interrupted step again, since its gradients are gone; ``microbatch``: go
+                on with the very next micro-batch, on the same topology.
+
+        Raises:
+            StateError: The state belongs to another plan, or to another topology within a step.
+        """
+        epoch, step, accum = LoaderState.from_dict(state).place(
+            resume, fingerprint=self.plan.fingerprint, dp_size=self.dp_size, grad_accum=self.grad_accum
+        )
+        self._progress.go_to(Place(epoch, step, accum))
+
+    def _steps(self, stream: EpochStream, start: Place) -> Iterator[Step]:
+        epoch = self.plan.epoch(start.epoch)
+        for index in range(start.step, epoch.num_steps):
+            first = start.accum if index == start.step else 0
+            info = StepInfo.from_row(start.epoch, index, epoch.step(index))
+            step = Step(info, range(first, self.grad_accum), stream, complaint_about=self._complaint_about)
+            yield step
+            step.leave()
+
+    def _complaint_about(self, batch: Batch) -> str | None:
+        """Say what is wrong where the plan took every token for a loss token and the labels say otherwise."""
+        if self._loss_tokens != "seqlen - 1" or batch.is_filler or self.sp_size > 1 or not batch:
+            return None
+        expected = batch.num_tokens - batch.num_samples
+        if batch.num_loss_tokens == expected:
+            return None
+        return (
+            f"the samples {batch.sample_ids.tolist()[:4]} … have labels that are −100, so their loss is over "
+            f"{batch.num_loss_tokens:,} tokens; the plan, made without labels, counted {expected:,}: analyze "
+            "with --labels-column and plan again, or divide by packer.count_loss_tokens(step, group)"
+        )
+
+
+class FlatView:
+    """The micro-batches of a loader one after the other, for frameworks that accumulate gradients themselves.
+
+    Position, epochs and resume are those of the loader, but that a step counts as played when its last
+    micro-batch is handed out: the framework saves its state between two updates.
+    """
+
+    def __init__(self, loader: PlanLoader) -> None:
+        self.loader = loader
+
+    def __len__(self) -> int:
+        """Return the number of this rank's micro-batches in an epoch."""
+        return len(self.loader) * self.loader.grad_accum
+
+    def __iter__(self) -> Iterator[Batch]:
+        """Play one epoch."""
+        for step in self.loader:
+            while len(step) > 1:
+                yield next(step)
+            batch = next(step)
+            step.leave()
+            yield batch
+
+    def set_epoch(self, epoch: int) -> None:
+        """Choose the epoch of the next iteration."""
+        self.loader.set_epoch(epoch)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return where the loader stands."""
+        return self.loader.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on with the very next micro-batch, or, on another topology, with the step."""
+        within = (
+            state.get("dp_size") == self.loader.dp_size and state.get("grad_accum") == self.loader.grad_accum
+        )
+        self.loader.load_state_dict(state, resume="microbatch" if within else "step")
+
+
+class _Schedule:
+    """The order in which workers read: this rank's micro-batches from a place to the end of its epoch."""
+
+    def __init__(self, grad_accum: int) -> None:
+        self._grad_accum = grad_accum
+        self._start = Place(0, 0, 0)
+        self._num_steps = 0
+
+    def start(self, place: Place, *, num_steps: int) -> None:
+        """Let the next iteration start at ``place``."""
+        self._start, self._num_steps = place, num_steps
+
+    def __iter__(self) -> Iterator[Place]:
+        epoch, step, accum = self._start
+        for flat in range(step * self._grad_accum + accum, self._num_steps * self._grad_accum):
+            yield Place(epoch, *divmod(flat, self._grad_accum))
+
+
+def _as_it_is(batch: Batch | PackerError) -> Batch | PackerError:
+    """Collate nothing: the reader has done it (a function of the module, since workers are sent its name)."""
+    return batch

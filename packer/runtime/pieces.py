@@ -1,0 +1,107 @@
+"""A micro-batch's samples: read from the data set, held against the plan, cut where the plan cuts."""
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+from packer.errors import LengthMismatchError, SourceChangedError, SourceError
+from packer.plan import MicroBatch, Plan
+from packer.runtime.collate import Sample, num_values
+
+
+def require_dataset(dataset: Any, plan: Plan) -> None:
+    """Refuse a data set that has another number of samples than the plan was made for.
+
+    Raises:
+        SourceChangedError: The numbers differ.
+    """
+    if not hasattr(dataset, "__len__"):
+        return
+    if len(dataset) != plan.num_samples:
+        raise SourceChangedError(
+            f"the data set has {len(dataset):,} samples and the plan was made for {plan.num_samples:,}; "
+            "give the data set that was analyzed, or analyze and plan again"
+        )
+
+
+def read_samples(dataset: Any, sample_ids: Sequence[int]) -> Sequence[Any]:
+    """Read whole samples, all at once where the data set offers ``__getitems__``."""
+    read_many = getattr(dataset, "__getitems__", None)
+    if read_many is None:
+        return [dataset[sample_id] for sample_id in sample_ids]
+    samples: Sequence[Any] = read_many(sample_ids)
+    return samples
+
+
+def read_pieces(
+    dataset: Any, planned: MicroBatch, token_fields: Collection[str] | None = None
+) -> Sequence[Sample]:
+    """Read a micro-batch's samples, each exactly as long as planned.
+
+    Raises:
+        LengthMismatchError: A sample has another length than the plan was made for.
+        SourceError: A sample is no mapping with ``input_ids``.
+    """
+    sample_ids, seqlens = planned.sample_ids.tolist(), planned.seqlens.tolist()
+    if planned.starts is None:
+        samples = read_samples(dataset, sample_ids)
+        for sample_id, sample, seqlen in zip(sample_ids, samples, seqlens, strict=True):
+            found = _num_tokens(sample, sample_id)
+            if found != seqlen:
+                raise LengthMismatchError(_mismatch(sample_id, found, seqlen, None))
+        return samples
+    starts = planned.starts.tolist()
+    read_slice = getattr(dataset, "read_slice", None)
+    if read_slice is None:
+        samples = read_samples(dataset, sample_ids)
+        return [
+            _cut(sample, sample_id, start, seqlen, token_fields)
+            for sample, sample_id, start, seqlen in zip(samples, sample_ids, starts, seqlens, strict=True)
+        ]
+    pieces = []
+    for sample_id, start, seqlen in zip(sample_ids, starts, seqlens, strict=True):
+        piece = read_slice(sample_id, start, start + seqlen)
+        found = _num_tokens(piece, sample_id)
+        if found != seqlen:
+            raise LengthMismatchError(_mismatch(sample_id, start + found, seqlen, start))
+        pieces.append(piece)
+    return pieces
+
+
+def _cut(
+    sample: Sample, sample_id: int, start: int, seqlen: int, token_fields: Collection[str] | None
+) -> Sample:
+    """Return the planned piece of a sample: its token-aligned fields cut, the others as they are."""
+    found = _num_tokens(sample, sample_id)
+    if found < start + seqlen:
+        raise LengthMismatchError(_mismatch(sample_id, found, seqlen, start))
+    return {
+        name: value[start : start + seqlen]
+        if (num_values(value) == found if token_fields is None else name in token_fields)
+        or name == "input_ids"
+        else value
+        for name, value in sample.items()
+    }
+
+
+def _num_tokens(sample: Any, sample_id: int) -> int:
+    try:
+        return len(sample["input_ids"])
+    except (KeyError, TypeError, IndexError):
+        fields = f"its fields are {', '.join(map(str, sample))}" if isinstance(sample, Mapping) else ""
+        raise SourceError(
+            f"sample {sample_id} is a {type(sample).__name__} without "
+            f"input_ids{'; ' if fields else ''}{fields}; the data set must return a mapping with input_ids, "
+            "or pass collate= and length_of="
+        ) from None
+
+
+def _mismatch(sample_id: int, found: int, planned: int, start: int | None) -> str:
+    asked = f"{planned:,}" if start is None else f"{planned:,} from token {start:,} on"
+    if start is None and abs(found - planned) <= 2:
+        cause = "a tokenizer that adds other special tokens than the one it was analyzed with"
+    else:
+        cause = "another data set, another order of its files, or another tokenizer than was analyzed"
+    return (
+        f"sample {sample_id} has {found:,} tokens and the plan was made for {asked}; the likely cause is "
+        f"{cause}: analyze and plan again, or give the data set that was analyzed"
+    )
