@@ -4,6 +4,7 @@ A `LengthDefinition` says it once; `measure` applies it to record batches, and t
 delivers exactly as many ids as `measure` counted, for every row.
 """
 
+from packer.samples.dataset import Dataset
 from packer.samples.definition import (
     LOSS_TOKENS,
     SEQLEN,
@@ -12,14 +13,21 @@ from packer.samples.definition import (
     default_definition,
 )
 from packer.samples.measure import Measurement, measure, measure_unit
+from packer.samples.opening import check_unchanged, open_dataset
+from packer.samples.tokens import Encoded, encode
 
 __all__ = [
     "LOSS_TOKENS",
     "SEQLEN",
+    "Dataset",
+    "Encoded",
     "LengthDefinition",
     "Measurement",
     "check_definition",
+    "check_unchanged",
     "default_definition",
+    "encode",
     "measure",
     "measure_unit",
+    "open_dataset",
 ]

@@ -9,6 +9,7 @@ import pyarrow.types as pat
 
 from packer.errors import ColumnError, ConfigError
 from packer.samples.ragged import is_list_type
+from packer.samples.tokenizer import TextTokenizer, open_tokenizer
 from packer.sources import Columns, Source, find_field, storage_type
 
 Kind = Literal["tokens", "length", "text", "messages", "indexed"]
@@ -30,7 +31,7 @@ class LengthDefinition:
     tokenizer: str | None = None
     """``tokenizer.json``, a folder that holds one, or a name, as the user gave it."""
     tokenizer_sha256: str | None = None
-    """Hash of the tokenizer; filled in when it is first opened."""
+    """Hash of the tokenizer; None accepts any."""
     special_tokens: bool = True
     """``text``: count the tokens that the tokenizer adds (BOS, EOS, CLS ...)."""
     labels_column: str | None = None
@@ -74,8 +75,18 @@ class LengthDefinition:
 
     @classmethod
     def by_text(cls, column: str, *, tokenizer: str, special_tokens: bool = True) -> "LengthDefinition":
-        """Length = number of tokens of a string column."""
-        return cls(kind="text", columns=_pairs(column), tokenizer=tokenizer, special_tokens=special_tokens)
+        """Length = number of tokens of a string column.
+
+        Raises:
+            ConfigError: the tokenizer cannot be opened.
+        """
+        return cls(
+            kind="text",
+            columns=_pairs(column),
+            tokenizer=tokenizer,
+            tokenizer_sha256=open_tokenizer(tokenizer, special_tokens=special_tokens).sha256,
+            special_tokens=special_tokens,
+        )
 
     @classmethod
     def by_messages(cls, column: str, *, tokenizer: str) -> "LengthDefinition":
@@ -158,10 +169,11 @@ def default_definition(source: Source) -> LengthDefinition | None:
 
 
 def check_definition(source: Source, definition: LengthDefinition) -> None:
-    """Check, from metadata alone, that every file has the columns and that their types have lengths.
+    """Check, before any row is read, every file's columns and their types, and the tokenizer.
 
     Raises:
         ColumnError: a missing column or one of a wrong type; names the file and lists its columns.
+        ConfigError: the tokenizer is not there, or not the one whose hash the definition holds.
     """
     for part in source.parts:
         if part.schema is None:
@@ -172,6 +184,24 @@ def check_definition(source: Source, definition: LengthDefinition) -> None:
             wanted, accepts = _ACCEPTED["tokens" if column == definition.labels_column else definition.kind]
             if not (pat.is_null(data_type) or accepts(data_type)):
                 raise ColumnError(f"{owner}: column {column!r} is of type {data_type}; name {wanted}")
+    if definition.kind == "text":
+        tokenizer_of(definition)
+
+
+def tokenizer_of(definition: LengthDefinition) -> TextTokenizer:
+    """Open the tokenizer of a text definition; it is kept for the life of the process.
+
+    Raises:
+        ConfigError: it is not the one whose hash the definition holds.
+    """
+    tokenizer = open_tokenizer(str(definition.tokenizer), special_tokens=definition.special_tokens)
+    if definition.tokenizer_sha256 not in (None, tokenizer.sha256):
+        raise ConfigError(
+            f"tokenizer {definition.tokenizer} is not the one that the lengths were taken with (SHA-256 "
+            f"{tokenizer.sha256[:12]}…, not {str(definition.tokenizer_sha256)[:12]}…); name that one, or "
+            "analyze again"
+        )
+    return tokenizer
 
 
 def is_text_type(data_type: pa.DataType) -> bool:
@@ -179,6 +209,17 @@ def is_text_type(data_type: pa.DataType) -> bool:
     if pat.is_dictionary(data_type):
         data_type = data_type.value_type
     return bool(pat.is_string(data_type) or pat.is_large_string(data_type) or pat.is_string_view(data_type))
+
+
+def check_text(array: pa.Array, column: str) -> pa.Array:
+    """Return the array if it holds strings.
+
+    Raises:
+        ColumnError: it does not.
+    """
+    if not (pat.is_null(array.type) or is_text_type(array.type)):
+        raise ColumnError(f"column {column!r} is of type {array.type}, not a string; name a string column")
+    return array
 
 
 def _is_message_type(data_type: pa.DataType) -> bool:

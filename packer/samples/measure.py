@@ -10,8 +10,8 @@ import pyarrow.types as pat
 from numpy.typing import NDArray
 
 from packer.errors import ColumnError, SourceError
-from packer.samples.definition import LOSS_TOKENS, LengthDefinition
-from packer.samples.ragged import ragged, valid_rows
+from packer.samples.definition import LOSS_TOKENS, LengthDefinition, check_text, tokenizer_of
+from packer.samples.ragged import RowError, ragged, valid_rows
 from packer.sources import Source, Unit, take_column
 
 IGNORED_LABEL = -100
@@ -26,14 +26,6 @@ class Measurement(NamedTuple):
     """Rows whose main column is null: their length is 0."""
     num_empty: int
     """Rows of length 0 that are not null."""
-
-
-class RowError(SourceError):
-    """A row that has no length; `row` counts from the start of the batch."""
-
-    def __init__(self, row: int, problem: str) -> None:
-        super().__init__(problem)
-        self.row = row
 
 
 def measure_unit(source: Source, unit: Unit, definition: LengthDefinition) -> Iterator[Measurement]:
@@ -66,6 +58,8 @@ def measure(batch: pa.RecordBatch, definition: LengthDefinition) -> Measurement:
         array = take_column(batch, column)
         if definition.kind == "length":
             lengths[metric] = _integers(array, column)
+        elif definition.kind == "text":
+            lengths[metric] = tokenizer_of(definition).count(check_text(array, column))
         else:
             lengths[metric] = ragged(array, column=column).lengths
     main = definition.columns[0]

@@ -7,7 +7,15 @@ import pyarrow as pa
 import pyarrow.types as pat
 from numpy.typing import NDArray
 
-from packer.errors import ColumnError
+from packer.errors import ColumnError, SourceError
+
+
+class RowError(SourceError):
+    """A row that has no length, or no tokens; `row` counts from the start of the batch."""
+
+    def __init__(self, row: int, problem: str) -> None:
+        super().__init__(problem)
+        self.row = row
 
 
 class Ragged(NamedTuple):

@@ -1,30 +1,47 @@
 """From what a user types to files: folders, globs, lists and URLs; natural order; the format of each."""
 
 import os
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Sequence
 
 from packer.errors import SourceError
-from packer.sources.location import Location, from_user, natural_key, reading
+from packer.sources.arrow import ArrowPart
+from packer.sources.huggingface import refuse_mixed_cache, saved_files
+from packer.sources.ipc_messages import FILE_MAGIC
+from packer.sources.jsonl import COMPRESSIONS, JsonLinesPart
+from packer.sources.location import Location, from_user, natural_key
 from packer.sources.parquet import ParquetPart
 from packer.sources.part import Part
 from packer.sources.source import Source
 
 PathLike = str | os.PathLike[str]
 
+_DATA_SUFFIXES = {
+    "parquet": (".parquet", ".pq"),
+    "arrow": (".arrow", ".arrows", ".ipc", ".feather"),
+    "jsonl": tuple(f"{name}{packed}" for name in (".jsonl", ".ndjson") for packed in ("", ".gz", ".zst")),
+}
+_JSON_SUFFIXES = (*_DATA_SUFFIXES["jsonl"], ".json", ".json.gz", ".json.zst")
+_STREAM_HEAD = b"\xff\xff\xff\xff"
+
 
 def open_source(paths: PathLike | Sequence[PathLike]) -> Source:
     """Open a data set: files, folders, glob patterns or fsspec URLs, alone or in a list.
 
     A folder or a pattern gives its files in natural order of their names (``shard-2`` before ``shard-10``); a
-    list keeps the order it has. Formats are told by their content. Reads metadata only.
+    list keeps the order it has. Formats are told by content, not by name. Reads metadata only.
 
     Raises:
-        SourceError: nothing there, nothing readable, or a damaged file; the message names it.
+        SourceError: nothing there, nothing to read, or a damaged file; the message names it.
     """
     listed = [paths] if isinstance(paths, str | os.PathLike) else list(paths)
     if not listed:
         raise SourceError("no source was named; name a file, a folder or a pattern")
     parts = [part for path in listed for part in _open_path(from_user(path))]
+    if all(part.known_num_rows == 0 for part in parts):
+        raise SourceError(
+            f"{', '.join(os.fspath(path) for path in listed)}: the data set is empty; name one that has rows"
+        )
     return Source(parts)
 
 
@@ -32,10 +49,7 @@ def _open_path(location: Location) -> list[Part]:
     if location.is_file():
         return [_open_file(location)]
     if location.is_dir():
-        files = sorted(location.walk(), key=lambda file: natural_key(file.path))
-        if not files:
-            raise SourceError(f"{location.path} is a folder without data files; name another")
-        return [_open_file(file) for file in files]
+        return _open_folder(location)
     matches = location.expanded() if any(sign in location.path for sign in "*?[") else []
     if not matches:
         raise SourceError(f"{location.path}: no such file or directory; check the path")
@@ -46,13 +60,49 @@ def _open_path(location: Location) -> list[Part]:
     ]
 
 
+def _open_folder(folder: Location) -> list[Part]:
+    saved = saved_files(folder)
+    if saved is not None:
+        return [_open_file(file) for file in saved]
+    files = sorted(
+        (file for file in folder.walk() if _format_by_name(file)), key=lambda file: natural_key(file.path)
+    )
+    if not files:
+        raise SourceError(
+            f"{folder.path} is a folder without data files (Parquet, Arrow, JSON Lines); name another, or "
+            "name files of other suffixes by a pattern"
+        )
+    formats = Counter(_format_by_name(file) for file in files)
+    if len(formats) > 1:
+        found = ", ".join(f"{count} {name}" for name, count in formats.items())
+        raise SourceError(f"{folder.path} holds files of several formats ({found}); name some by a pattern")
+    refuse_mixed_cache(folder, files)
+    return [_open_file(file) for file in files]
+
+
+def _format_by_name(file: Location) -> str | None:
+    for name, suffixes in _DATA_SUFFIXES.items():
+        if file.name.lower().endswith(suffixes):
+            return name
+    return None
+
+
 def _open_file(location: Location) -> Part:
-    with reading(location):
-        head = location.read(0, 16)
-    for magic, opener in _MAGIC.items():
-        if head.startswith(magic):
-            return opener(location)
-    raise SourceError(f"{location.path} is of no format that packer reads; name a Parquet file")
-
-
-_MAGIC: dict[bytes, Callable[[Location], Part]] = {b"PAR1": ParquetPart}
+    head = location.read(0, 64)
+    if head.startswith((b"PAR1", b"PARE")):
+        return ParquetPart(location)
+    if head.startswith((FILE_MAGIC, _STREAM_HEAD)):
+        return ArrowPart(location)
+    if head.startswith(tuple(COMPRESSIONS)) or location.name.lower().endswith(_JSON_SUFFIXES):
+        return JsonLinesPart(location)
+    by_name = _format_by_name(location)
+    if by_name == "arrow" and head:
+        return ArrowPart(location)  # a stream from before Arrow 0.15 begins with a size
+    if by_name is not None:
+        raise SourceError(f"{location.path} is no {by_name} file; it is damaged or misnamed, fetch it again")
+    if head.lstrip(b"\xef\xbb\xbf \t\r\n").startswith(b"{"):
+        return JsonLinesPart(location)
+    raise SourceError(
+        f"{location.path} is of no format that packer reads; name a Parquet, Arrow IPC or JSON Lines file, "
+        "or a .bin/.idx pair"
+    )

@@ -2,7 +2,7 @@
 
 import hashlib
 from collections.abc import Iterator, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -11,6 +11,7 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from packer.errors import SourceError
+from packer.sources.cache import BatchCache
 from packer.sources.columns import find_field, split_path
 from packer.sources.location import Location, reading
 from packer.sources.part import BATCH_BYTES, BATCH_ROWS, Columns, Part, Unit, cut_pieces
@@ -26,20 +27,30 @@ class ParquetPart(Part):
     def __init__(self, location: Location) -> None:
         super().__init__(location)
         self._num_bytes = location.size()
+        _ = self._metadata  # finds a damaged footer now, not in the middle of a run
 
     def __getstate__(self) -> dict[str, Any]:
         return {"location": self.location, "_num_bytes": self._num_bytes}
 
     @cached_property
+    def _metadata(self) -> pq.FileMetaData:
+        cure = "if it is encrypted, decrypt it first; else fetch it again"
+        with reading(self.location, cure=cure), self.location.open_arrow() as file:
+            return pq.read_metadata(file)
+
+    @cached_property
     def _file(self) -> pq.ParquetFile:
         with reading(self.location):
             return pq.ParquetFile(
-                self.location.open_arrow(), page_checksum_verification=True, pre_buffer=False
+                self.location.open_arrow(),
+                metadata=self._metadata,
+                page_checksum_verification=True,
+                pre_buffer=False,
             )
 
     @cached_property
     def _group_rows(self) -> NDArray[np.int64]:
-        metadata = self._file.metadata
+        metadata = self._metadata
         return np.array(
             [metadata.row_group(group).num_rows for group in range(metadata.num_row_groups)], np.int64
         )
@@ -48,16 +59,16 @@ class ParquetPart(Part):
     def _first_rows(self) -> NDArray[np.int64]:
         return np.concatenate([[0], np.cumsum(self._group_rows)]).astype(np.int64)
 
-    @property
+    @cached_property
     def schema(self) -> pa.Schema:
         """The Arrow schema that the file decodes to."""
         with reading(self.location):
-            return self._file.schema_arrow
+            return self._metadata.schema.to_arrow_schema()
 
     @property
     def num_rows(self) -> int:
         """Number of rows, from the footer."""
-        return int(self._file.metadata.num_rows)
+        return int(self._metadata.num_rows)
 
     def identity(self) -> dict[str, Any]:
         """Return size and hash of the footer, which holds every chunk's place, size and statistics."""
@@ -69,7 +80,7 @@ class ParquetPart(Part):
     def units(self, part: int, columns: Sequence[str], target_bytes: int) -> list[Unit]:
         """Join row groups until the named columns hold ``target_bytes`` uncompressed."""
         wanted = self._leaves(columns)
-        metadata = self._file.metadata
+        metadata = self._metadata
         num_bytes = [
             sum(
                 metadata.row_group(group).column(leaf).total_uncompressed_size
@@ -101,12 +112,15 @@ class ParquetPart(Part):
                 f"{self._group_rows[group]}; the file is damaged, fetch it again"
             )
 
-    def take(self, rows: NDArray[np.int64], columns: Columns) -> list[pa.RecordBatch]:
+    def take(self, rows: NDArray[np.int64], columns: Columns, cache: BatchCache) -> list[pa.RecordBatch]:
         """Decode the row groups of the rows, each once; the latest ones stay in a bounded cache."""
         groups = np.searchsorted(self._first_rows, rows, side="right") - 1
         taken: list[pa.RecordBatch | None] = [None] * len(rows)
         for group in np.unique(groups):
-            batches = self._cached_group(int(group), tuple(columns))
+            batches = cache.get(
+                (self.location, int(group), tuple(columns)),
+                partial(self._decode_group, int(group), list(columns)),
+            )
             firsts = np.cumsum([0] + [batch.num_rows for batch in batches])
             for at in np.flatnonzero(groups == group):
                 row = int(rows[at] - self._first_rows[group])
@@ -114,8 +128,8 @@ class ParquetPart(Part):
                 taken[at] = batches[which].slice(row - int(firsts[which]), 1)
         return [batch for batch in taken if batch is not None]
 
-    def _cached_group(self, group: int, columns: tuple[str, ...]) -> list[pa.RecordBatch]:
-        return list(self._read_group(group, list(columns)))
+    def _decode_group(self, group: int, columns: list[str]) -> list[pa.RecordBatch]:
+        return list(self._read_group(group, columns))
 
     def place(self, unit: Unit, row: int) -> str:
         """Name the row group and the row."""
@@ -138,9 +152,7 @@ class ParquetPart(Part):
 
     def _leaves(self, columns: Sequence[str]) -> list[int]:
         """Return the numbers of the Parquet leaf columns that a set of dotted columns is made of."""
-        paths = [
-            self._file.metadata.schema.column(leaf).path for leaf in range(self._file.metadata.num_columns)
-        ]
+        paths = [self._metadata.schema.column(leaf).path for leaf in range(self._metadata.num_columns)]
         roots = [".".join(split_path(self.schema, column) or [column]) for column in columns]
         return [
             leaf
@@ -150,7 +162,7 @@ class ParquetPart(Part):
 
     def _batch_rows(self, group: int, columns: Sequence[str]) -> int:
         """Return how many rows to decode at a time so that a batch stays near `BATCH_BYTES`."""
-        metadata = self._file.metadata.row_group(group)
+        metadata = self._metadata.row_group(group)
         decoded = 0
         largest = BATCH_ROWS
         for leaf in self._leaves(columns):

@@ -9,6 +9,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from packer.sources.cache import BatchCache
 from packer.sources.location import Location
 
 Columns: TypeAlias = Mapping[str, pa.DataType | None]
@@ -74,8 +75,14 @@ class Part(ABC):
         """Yield the unit's rows in order, in batches of bounded size that hold at least ``columns``."""
 
     @abstractmethod
-    def take(self, rows: NDArray[np.int64], columns: Columns) -> list[pa.RecordBatch]:
-        """Return one single-row batch for each of ``rows``, in their order. Rows are in range."""
+    def take(self, rows: NDArray[np.int64], columns: Columns, cache: BatchCache) -> list[pa.RecordBatch]:
+        """Return one single-row batch for each of ``rows``, in their order.
+
+        Args:
+            rows: row numbers of this file, in range.
+            columns: what to read.
+            cache: where batches that are costly to make are kept, shared by all files of a source.
+        """
 
     def place(self, unit: Unit, row: int) -> str:
         """Say where row ``row`` of a unit is, for an error message."""
@@ -87,7 +94,7 @@ class Part(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """Drop handles and caches; the next use opens them again."""
+        """Drop open files; the next use opens them again. What was costly to find out stays."""
 
 
 def cut_pieces(

@@ -1,14 +1,19 @@
 """A data set as the user named it: files in their documented order, one row after the other."""
 
+from collections import OrderedDict
 from collections.abc import Iterator, Sequence
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import ArrayLike, NDArray
 
+from packer.sources.cache import BatchCache
 from packer.sources.columns import find_field
 from packer.sources.part import UNIT_BYTES, Columns, Part, Unit
+
+MAX_OPEN_FILES = 128
 
 
 class Source:
@@ -19,6 +24,8 @@ class Source:
 
     def __init__(self, parts: Sequence[Part]) -> None:
         self.parts = tuple(parts)
+        self._cache = BatchCache()
+        self._used: OrderedDict[int, None] = OrderedDict()
 
     @property
     def files(self) -> list[str]:
@@ -30,13 +37,10 @@ class Source:
         """Number of rows; JSON Lines are scanned once to count them."""
         return int(self.first_rows[-1])
 
-    @property
+    @cached_property
     def first_rows(self) -> NDArray[np.int64]:
         """(files + 1,) row of the whole at which each file begins, and the number of rows."""
-        if not hasattr(self, "_first_rows"):
-            counts = [part.num_rows for part in self.parts]
-            self._first_rows = np.concatenate([[0], np.cumsum(counts, dtype=np.int64)]).astype(np.int64)
-        return self._first_rows
+        return np.cumsum([0] + [part.num_rows for part in self.parts], dtype=np.int64)
 
     def field(self, column: str) -> pa.Field | None:
         """Return a column's type in the first file that knows it; None where no file has types (JSON Lines).
@@ -77,12 +81,18 @@ class Source:
         Raises:
             SourceError: the file is damaged; the message names it and the place in it.
         """
-        yield from self.parts[unit.part].read(unit, columns)
+        yield from self._opened(unit.part).read(unit, columns)
 
     def place(self, unit: Unit, row: int) -> str:
         """Say which file, and where in it, row ``row`` of a unit is."""
         part = self.parts[unit.part]
         return f"{part.location.path}, {part.place(unit, row)}"
+
+    def place_of_row(self, row: int) -> str:
+        """Say which file, and where in it, a row of the whole is."""
+        owner = int(np.searchsorted(self.first_rows, row, side="right")) - 1
+        part = self.parts[owner]
+        return f"{part.location.path}, {part.place_of_row(row - int(self.first_rows[owner]))}"
 
     def rows(self, ids: ArrayLike, columns: Columns) -> list[pa.RecordBatch]:
         """Return one single-row batch for each row number, in the order given.
@@ -99,15 +109,25 @@ class Source:
         taken: list[pa.RecordBatch | None] = [None] * len(wanted)
         for owner in np.unique(owners):
             at = np.flatnonzero(owners == owner)
-            batches = self.parts[owner].take(wanted[at] - self.first_rows[owner], columns)
+            batches = self._opened(int(owner)).take(wanted[at] - self.first_rows[owner], columns, self._cache)
             for position, batch in zip(at, batches, strict=True):
                 taken[position] = batch
         return [batch for batch in taken if batch is not None]
 
     def close(self) -> None:
-        """Drop every handle and cache; the next use opens them again."""
+        """Close every file; the next use opens it again."""
         for part in self.parts:
             part.close()
+        self._used.clear()
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {"parts": self.parts}
+    def __reduce__(self) -> tuple[type["Source"], tuple[tuple[Part, ...]]]:
+        return Source, (self.parts,)
+
+    def _opened(self, number: int) -> Part:
+        """Return a file, after closing the one that was used least recently if too many are open."""
+        self._used[number] = None
+        self._used.move_to_end(number)
+        if len(self._used) > MAX_OPEN_FILES:
+            oldest, _ = self._used.popitem(last=False)
+            self.parts[oldest].close()
+        return self.parts[number]

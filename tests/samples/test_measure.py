@@ -41,7 +41,7 @@ def test_negative_length_names_the_row(tmp_path):
 def test_missing_column_lists_the_columns(tmp_path):
     pq.write_table(pa.table({"input_ids": [[1]], "text": ["a"]}), tmp_path / "a.parquet")
     source = open_source(tmp_path / "a.parquet")
-    with pytest.raises(ColumnError, match="did you mean 'input_ids'.*input_ids, text"):
+    with pytest.raises(ColumnError, match=r"did you mean 'input_ids'.*input_ids, text"):
         check_definition(source, LengthDefinition.by_tokens("input_id"))
     with pytest.raises(ColumnError, match="'text' is of type string; name a list column"):
         check_definition(source, LengthDefinition.by_tokens("text"))

@@ -1,0 +1,135 @@
+"""A map-style data set over a source: sample id in, token ids out, as many as were measured."""
+
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from packer.errors import SourceError
+from packer.samples.definition import LengthDefinition
+from packer.samples.measure import IGNORED_LABEL
+from packer.samples.ragged import RowError, ragged
+from packer.samples.tokens import encode, gather
+from packer.sources import Columns, Source, take_column
+
+Sample = dict[str, NDArray[Any]]
+
+INPUT_IDS = "input_ids"
+LABELS = "labels"
+
+
+class Dataset:
+    """The samples of a source as mappings of arrays: ``input_ids`` and the fields beside them.
+
+    Made by `open_dataset`. Pickles as paths and names; every process, forked ones too, opens the files.
+    """
+
+    def __init__(self, source: Source, definition: LengthDefinition, fields: Mapping[str, str]) -> None:
+        """See `open_dataset`.
+
+        Args:
+            source: the rows.
+            definition: what the length of a row is.
+            fields: list columns to deliver, by the name they get; ``input_ids`` first, unless of text.
+        """
+        self._source = source
+        self._definition = definition
+        self._fields = dict(fields)
+        self._num_rows = source.num_rows
+        self._process = os.getpid()
+
+    @property
+    def definition(self) -> LengthDefinition:
+        """What the length of a sample is."""
+        return self._definition
+
+    def __len__(self) -> int:
+        return self._num_rows
+
+    def __getitem__(self, sample_id: int) -> Sample:
+        """Return one sample, each field an array with memory of its own.
+
+        Raises:
+            IndexError: there is no such sample.
+            SourceError: the row cannot be read; names file and place.
+        """
+        return self._read([sample_id], 0, None)[0]
+
+    def __getitems__(self, sample_ids: Sequence[int]) -> list[Sample]:
+        """Return several samples, in the order asked for; a row group that they share is read once."""
+        return self._read(sample_ids, 0, None)
+
+    def read_slice(self, sample_id: int, start: int, stop: int) -> Sample:
+        """Return tokens ``[start, stop)`` of a sample, its further fields cut alike.
+
+        Of a mapped file only those tokens are read. A text is tokenized as a whole.
+        """
+        return self._read([sample_id], start, stop)[0]
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_process": None}
+
+    def _read(self, sample_ids: Sequence[int], start: int, stop: int | None) -> list[Sample]:
+        if self._process != os.getpid():
+            self._source.close()  # handles of the parent process
+            self._process = os.getpid()
+        batches = self._source.rows(sample_ids, self._columns)
+        samples = []
+        for sample_id, batch, encoded in zip(sample_ids, batches, self._encode(batches), strict=True):
+            try:
+                samples.append(self._cut(batch, encoded, start, stop))
+            except RowError as error:
+                raise SourceError(f"{self._source.place_of_row(int(sample_id))}: {error}") from error
+        return samples
+
+    @property
+    def _columns(self) -> Columns:
+        listed = pa.list_(pa.int64())
+        columns: dict[str, pa.DataType | None] = dict.fromkeys(self._fields.values(), listed)
+        return {**columns, **self._definition.read_columns} if self._is_text else columns
+
+    @property
+    def _is_text(self) -> bool:
+        return self._definition.kind in ("text", "messages")
+
+    def _encode(self, batches: Sequence[pa.RecordBatch]) -> Sequence[NDArray[Any] | None]:
+        """Return the ids of each row where they come of text, else None for each."""
+        if not self._is_text:
+            return [None] * len(batches)
+        column = self._definition.columns[0][1]
+        # files may differ in the kind of string that they hold
+        texts = pa.array([take_column(batch, column)[0].as_py() for batch in batches], pa.large_string())
+        ids, lengths = encode(pa.record_batch({column: texts}), self._definition)
+        return np.split(ids, np.cumsum(lengths)[:-1])
+
+    def _cut(
+        self, batch: pa.RecordBatch, encoded: NDArray[Any] | None, start: int, stop: int | None
+    ) -> Sample:
+        sample: Sample = {} if encoded is None else {INPUT_IDS: encoded[start:stop].copy()}
+        num_tokens = None if encoded is None else len(encoded)
+        for name, column in self._fields.items():
+            array = take_column(batch, column)
+            rows = ragged(array, column=column)
+            length = int(rows.lengths[0])
+            if num_tokens is None or column in self._metric_columns:
+                num_tokens = length
+            if name == LABELS and array.null_count:
+                sample[name] = np.full(num_tokens, IGNORED_LABEL)[start:stop]
+                continue
+            if length != num_tokens:
+                raise RowError(
+                    0,
+                    f"column {column!r} holds {length} elements beside {num_tokens} tokens; make them equal",
+                )
+            first, last, _ = slice(start, stop).indices(length)
+            cut = rows._replace(starts=rows.starts + first, lengths=np.array([max(last - first, 0)]))
+            sample[name] = gather(cut, column)
+        return sample
+
+    @property
+    def _metric_columns(self) -> set[str]:
+        """Columns that each have a length of their own."""
+        return {column for _, column in self._definition.columns}

@@ -1,0 +1,124 @@
+"""``open_dataset``: the data set that the sample ids of a plan mean, checked against its metrics."""
+
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from packer.errors import ConfigError, SourceChangedError
+from packer.metrics import Metrics, open_metrics
+from packer.samples.dataset import INPUT_IDS, LABELS, Dataset
+from packer.samples.definition import LengthDefinition, check_definition, default_definition
+from packer.samples.tokens import check_list_of_numbers
+from packer.sources import Source, open_source
+
+PathLike = str | os.PathLike[str]
+
+
+def open_dataset(
+    source: Source | PathLike | Sequence[PathLike],
+    *,
+    metrics: Metrics | PathLike | None = None,
+    definition: LengthDefinition | None = None,
+    fields: Sequence[str] | Mapping[str, str] = (),
+    tokenizer: str | None = None,
+) -> Dataset:
+    """Open a data set for training: ``dataset[sample_id]`` gives ``input_ids`` and the fields beside them.
+
+    What the ids are comes from ``metrics``, the directory that ``packer analyze`` wrote, or from
+    ``definition``; a ``.bin/.idx`` source needs neither. Every row gives as many ids as were counted.
+
+    Args:
+        source: as `open_source` takes it.
+        metrics: directory, or open metrics; the source is checked against the identities in its manifest.
+        definition: what the length of a row is; instead of ``metrics``.
+        fields: further token-aligned list columns to deliver; ``{name: column}`` names them otherwise.
+            Where a length column was measured, ``{"input_ids": column}`` says where the tokens are.
+        tokenizer: where the tokenizer is on this machine; it must be the one that was used for the lengths.
+
+    Returns:
+        A map-style data set that pickles as paths.
+
+    Raises:
+        ConfigError: nothing says what the ids are, or the tokenizer is another one.
+        SourceChangedError: the source is not the one that was analyzed.
+        SourceError: the source cannot be read, or lacks a column.
+    """
+    if not isinstance(source, Source):
+        source = open_source(source)
+    if metrics is not None:
+        if definition is not None:
+            raise ConfigError("open_dataset takes metrics or a definition, not both: metrics hold one")
+        metrics = metrics if isinstance(metrics, Metrics) else open_metrics(metrics)
+        definition = _definition_of(metrics)
+        check_unchanged(source, metrics)
+    definition = definition or default_definition(source)
+    if definition is None:
+        raise ConfigError("nothing says what the token ids are; give metrics=, or definition=")
+    if tokenizer is not None:
+        definition = definition.with_tokenizer(tokenizer)
+    check_definition(source, definition)
+    named = _named_fields(definition, fields)
+    for column in named.values():
+        check_list_of_numbers(source, column)
+    return Dataset(source, definition, named)
+
+
+def check_unchanged(source: Source, metrics: Metrics) -> None:
+    """Check that a source is the one that metrics were taken of.
+
+    Raises:
+        SourceChangedError: another number of files or rows, or another content; names the file.
+    """
+    if metrics.sources:
+        found = source.identity()
+        if len(found) != len(metrics.sources):
+            raise SourceChangedError(
+                f"the source has {len(found)} files, {metrics.path} was taken of {len(metrics.sources)}; "
+                "name the same files, or analyze again"
+            )
+        for file, now, then in zip(source.files, found, metrics.sources, strict=True):
+            if any(now[key] != then.get(key) for key in ("num_bytes", "sha256")):
+                raise SourceChangedError(
+                    f"{file} is not the file that {metrics.path} was taken of (size or content differ); "
+                    "name the files in the same order, or analyze again"
+                )
+    if source.num_rows != metrics.num_samples:
+        raise SourceChangedError(
+            f"the source has {source.num_rows} rows, {metrics.path} was taken of {metrics.num_samples}; "
+            "name the same files, or analyze again"
+        )
+
+
+def _definition_of(metrics: Metrics) -> LengthDefinition:
+    recorded: Mapping[str, Any] = metrics.definition
+    if not recorded or recorded.get("kind") == "dataset":
+        raise ConfigError(
+            f"{metrics.path} does not say which columns its lengths were taken of; give definition= instead"
+        )
+    return LengthDefinition.from_json(recorded)
+
+
+def _named_fields(definition: LengthDefinition, fields: Sequence[str] | Mapping[str, str]) -> dict[str, str]:
+    """Return the list columns to deliver, by the name they get, those that have ids of their own first."""
+    named: dict[str, str] = {}
+    if definition.kind in ("tokens", "indexed"):
+        alone = len(definition.columns) == 1
+        named = {INPUT_IDS if alone else metric: column for metric, column in definition.columns}
+    if definition.labels_column is not None:
+        named[LABELS] = definition.labels_column
+    asked = (
+        dict(fields) if isinstance(fields, Mapping) else {name.rsplit(".", 1)[-1]: name for name in fields}
+    )
+    if definition.kind == "length":
+        if INPUT_IDS not in asked:
+            raise ConfigError(
+                "the lengths were taken of a length column, which says not where the tokens are; "
+                'give fields={"input_ids": COLUMN}'
+            )
+        named = {INPUT_IDS: asked.pop(INPUT_IDS), **named}
+    taken = [name for name in asked if name in named or name == INPUT_IDS]
+    if taken:
+        raise ConfigError(
+            f"a field cannot be named {taken[0]!r}, which the data set delivers already; rename it"
+        )
+    return named | asked

@@ -1,0 +1,195 @@
+"""Text to tokens through the ``tokenizers`` library: counts for analysis, ids for training, the same ones.
+
+Truncation and padding that a ``tokenizer.json`` brings along are switched off, whatever it says: a file saved
+with ``max_length: 128`` would make every length 128.
+"""
+
+import hashlib
+import os
+from collections.abc import Iterator
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.types as pat
+from numpy.typing import NDArray
+
+from packer.errors import ConfigError, MissingExtraError
+from packer.samples.ragged import RowError
+
+GROUP_BYTES = 1 << 20
+"""Text tokenized at a time: enough for every core, while the library's encodings stay at some tens of MB."""
+
+
+class TextTokenizer:
+    """A tokenizer without truncation and padding, with its hash."""
+
+    def __init__(self, tokenizer: Any, sha256: str, *, special_tokens: bool) -> None:
+        tokenizer.no_truncation()
+        tokenizer.no_padding()
+        self._tokenizer = tokenizer
+        self._special_tokens = special_tokens
+        self.sha256 = sha256
+
+    @property
+    def vocab_size(self) -> int:
+        """Number of ids, added tokens included; every id is smaller."""
+        return int(self._tokenizer.get_vocab_size(with_added_tokens=True))
+
+    def count(self, texts: pa.Array) -> NDArray[np.int64]:
+        """(rows,) number of tokens of each text, 0 for nulls.
+
+        Raises:
+            RowError: a row is not UTF-8.
+        """
+        counts = np.zeros(len(texts), np.int64)
+        for rows, encodings in self._encode(texts):
+            counts[rows] = [len(encoding) for encoding in encodings]
+        return counts
+
+    def encode(self, texts: pa.Array) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
+        """Return the ids of all texts end to end, and (rows,) how many each has, 0 for nulls.
+
+        Raises:
+            RowError: a row is not UTF-8.
+        """
+        counts = np.zeros(len(texts), np.int64)
+        pieces: list[NDArray[np.int32]] = []
+        for rows, encodings in self._encode(texts):
+            for row, encoding in zip(rows, encodings, strict=True):
+                ids = np.array(encoding.ids, np.int32)
+                counts[row] = len(ids)
+                pieces.append(ids)
+        return np.concatenate(pieces) if pieces else np.zeros(0, np.int32), counts
+
+    def _encode(self, texts: pa.Array) -> Iterator[tuple[NDArray[np.int64], list[Any]]]:
+        """Yield (row numbers, encodings) of the non-null rows, about `GROUP_BYTES` of text at a time."""
+        for rows, group in _groups(texts):
+            encodings = self._tokenizer.encode_batch_fast(group, add_special_tokens=self._special_tokens)
+            yield rows, encodings
+
+
+def _groups(texts: pa.Array) -> Iterator[tuple[NDArray[np.int64], list[str]]]:
+    if pat.is_null(texts.type):
+        return
+    valid = np.flatnonzero(texts.is_valid().to_numpy(zero_copy_only=False))
+    # (valid rows + 1,) bytes of text before each
+    before = np.concatenate([[0], np.cumsum(_text_bytes(texts)[valid])])
+    start = 0
+    while start < len(valid):
+        stop = int(np.searchsorted(before, before[start] + GROUP_BYTES, side="right")) - 1
+        stop = min(max(stop, start + 1), len(valid))
+        rows = valid[start:stop]
+        try:
+            yield rows, texts.take(pa.array(rows)).to_pylist()
+        except UnicodeDecodeError as error:
+            bad = next(int(row) for row in rows if not _is_unicode(texts[int(row)]))
+            raise RowError(bad, f"the text is not UTF-8 ({error.reason}); correct it") from error
+        start = stop
+
+
+def _text_bytes(texts: pa.Array) -> NDArray[np.int64]:
+    if pat.is_dictionary(texts.type):
+        sizes = _text_bytes(texts.dictionary)
+        return np.where(texts.is_valid(), np.append(sizes, 0)[texts.indices.fill_null(len(sizes))], 0)
+    if pat.is_string_view(texts.type):
+        texts = texts.cast(pa.large_string())
+    sizes = pc.binary_length(texts).fill_null(0)
+    return np.asarray(sizes, dtype=np.int64)
+
+
+def _is_unicode(text: pa.Scalar) -> bool:
+    try:
+        text.as_py()
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+@lru_cache(maxsize=4)
+def open_tokenizer(reference: str, *, special_tokens: bool) -> TextTokenizer:
+    """Open a ``tokenizer.json``, a folder that holds one, or a name that transformers knows offline.
+
+    Raises:
+        ConfigError: there is none, or it cannot be read.
+        MissingExtraError: ``tokenizers`` (or transformers, for a name) is not installed.
+    """
+    file = tokenizer_file(reference)
+    if file is None:
+        return _from_name(reference, special_tokens)
+    tokenizers = _import_tokenizers()
+    with open(file, "rb") as opened:
+        content = opened.read()
+    try:
+        tokenizer = tokenizers.Tokenizer.from_buffer(content)
+    except Exception as error:  # the library raises bare Exception
+        raise ConfigError(
+            f"{file} is no tokenizer that tokenizers can read ({error}); save it again"
+        ) from error
+    return TextTokenizer(tokenizer, hashlib.sha256(content).hexdigest(), special_tokens=special_tokens)
+
+
+def tokenizer_file(reference: str) -> str | None:
+    """Return the ``tokenizer.json`` that a path names; None where the reference is no path.
+
+    Raises:
+        ConfigError: a folder without a ``tokenizer.json``, or a path to nothing.
+    """
+    if os.path.isfile(reference):
+        return reference
+    inside = os.path.join(reference, "tokenizer.json")
+    if os.path.isfile(inside):
+        return inside
+    if os.path.isdir(reference):
+        raise ConfigError(
+            f"{reference} holds no tokenizer.json; name the file, or save a fast tokenizer there"
+        )
+    if reference.endswith(".json") or os.path.isabs(reference) or reference.startswith("."):
+        raise ConfigError(f"tokenizer {reference}: no such file or directory; check the path")
+    return None
+
+
+def _from_name(name: str, special_tokens: bool) -> TextTokenizer:
+    _import_tokenizers()
+    tokenizer = getattr(load_transformers_tokenizer(name), "backend_tokenizer", None)
+    if tokenizer is None or not hasattr(tokenizer, "encode_batch_fast"):
+        raise ConfigError(f"tokenizer {name!r} has no fast form; save a tokenizer.json and name that file")
+    tokenizer = type(tokenizer).from_str(tokenizer.to_str())  # our own, so that others' settings stay theirs
+    sha256 = hashlib.sha256(tokenizer.to_str().encode()).hexdigest()
+    return TextTokenizer(tokenizer, sha256, special_tokens=special_tokens)
+
+
+def load_transformers_tokenizer(reference: str) -> Any:
+    """Return what ``AutoTokenizer`` makes of a folder or name: from this machine, running no code of theirs.
+
+    Raises:
+        ConfigError: transformers does not know it offline.
+        MissingExtraError: transformers is not installed.
+    """
+    try:
+        from transformers import AutoTokenizer
+    except ImportError as error:
+        raise MissingExtraError(
+            f"tokenizer {reference!r} needs transformers; install 'microbatch-packer[chat]', or name a "
+            "tokenizer.json"
+        ) from error
+    try:
+        return AutoTokenizer.from_pretrained(reference, local_files_only=True, trust_remote_code=False)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        first_line = str(error).strip().splitlines()[0]
+        raise ConfigError(
+            f"tokenizer {reference!r} is no file or folder here, and transformers has none of that name "
+            f"offline ({first_line}); name a tokenizer.json"
+        ) from error
+
+
+def _import_tokenizers() -> Any:
+    try:
+        import tokenizers
+    except ImportError as error:
+        raise MissingExtraError(
+            "text columns need the tokenizers library; install 'microbatch-packer[text]'"
+        ) from error
+    return tokenizers

@@ -1,0 +1,98 @@
+"""From rows to token ids: for every row exactly as many as `measure` counts."""
+
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.types as pat
+from numpy.typing import NDArray
+
+from packer.errors import ColumnError, ConfigError
+from packer.samples.definition import LengthDefinition, check_text, tokenizer_of
+from packer.samples.ragged import Ragged, RowError, is_list_type, ragged
+from packer.sources import Source, find_field, storage_type, take_column
+
+
+class Encoded(NamedTuple):
+    """Token ids of the rows of a batch, end to end."""
+
+    ids: NDArray[Any]
+    """(tokens,) in the type they are stored in; int32 where they come from a tokenizer."""
+    lengths: NDArray[np.int64]
+    """(rows,)"""
+
+
+def encode(batch: pa.RecordBatch, definition: LengthDefinition) -> Encoded:
+    """Return the token ids of every row, by the main metric of a definition.
+
+    Raises:
+        ConfigError: a definition by length alone names no tokens.
+        RowError: a row has no token ids, such as a list with a null in it.
+    """
+    column = definition.columns[0][1]
+    array = take_column(batch, column)
+    if definition.kind == "length":
+        raise ConfigError(f"column {column!r} holds lengths, not tokens; name the column of the tokens, too")
+    if definition.kind == "text":
+        return Encoded(*tokenizer_of(definition).encode(check_text(array, column)))
+    rows = ragged(array, column=column)
+    return Encoded(gather(rows, column), rows.lengths)
+
+
+def gather(rows: Ragged, column: str) -> NDArray[Any]:
+    """Copy the elements of all rows end to end.
+
+    Raises:
+        ColumnError: the elements are no numbers.
+        RowError: an element is null.
+    """
+    if not rows.lengths.any():
+        return np.zeros(0, np.int64)
+    check_elements(rows.values.type, column)
+    filled = np.flatnonzero(rows.lengths)
+    starts, lengths = rows.starts[filled], rows.lengths[filled]
+    before = np.concatenate([[0], np.cumsum(lengths)])
+    if (starts == starts[0] + before[:-1]).all():  # end to end already
+        values = rows.values.slice(int(starts[0]), int(before[-1]))
+    else:
+        values = rows.values.take(pa.array(np.repeat(starts - before[:-1], lengths) + np.arange(before[-1])))
+    if values.null_count:
+        at = int(np.argmin(values.is_valid().to_numpy(zero_copy_only=False)))
+        row = int(filled[np.searchsorted(before, at, side="right") - 1])
+        raise RowError(row, f"column {column!r} holds a null among its elements; token ids are never null")
+    return np.array(values.to_numpy(zero_copy_only=False))
+
+
+def check_list_of_numbers(source: Source, column: str) -> None:
+    """Check, from metadata alone, that a column can be delivered as arrays.
+
+    Raises:
+        ColumnError: a file has no such column, or one that is no list of numbers; names the file.
+    """
+    for part in source.parts:
+        if part.schema is None:
+            continue
+        data_type = storage_type(find_field(part.schema, column, owner=part.location.path).type)
+        if pat.is_null(data_type):
+            continue
+        if not is_list_type(data_type):
+            raise ColumnError(
+                f"{part.location.path}: column {column!r} is of type {data_type}; name a list of integers"
+            )
+        try:
+            check_elements(data_type.value_type, column)
+        except ColumnError as error:
+            raise ColumnError(f"{part.location.path}: {error}") from error
+
+
+def check_elements(data_type: pa.DataType, column: str) -> None:
+    """Check that the elements of a list column are numbers; of others there are lengths, but no arrays.
+
+    Raises:
+        ColumnError: they are not.
+    """
+    numeric = pat.is_integer(data_type) or pat.is_floating(data_type) or pat.is_boolean(data_type)
+    if not (numeric or pat.is_null(data_type)):
+        raise ColumnError(
+            f"column {column!r} holds {data_type} elements, no token ids; name a list of integers"
+        )

@@ -1,0 +1,159 @@
+"""Arrow IPC, file and stream format: memory-mapped, so that lengths and rows cost no copy of the values."""
+
+import hashlib
+from collections.abc import Iterator, Sequence
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from packer.errors import SourceError
+from packer.sources.cache import BatchCache
+from packer.sources.columns import split_path
+from packer.sources.ipc_messages import FILE_MAGIC, Message, scan_file, scan_stream
+from packer.sources.location import Location, edge_hash, reading
+from packer.sources.part import Columns, Part, Unit, cut_pieces
+
+
+class ArrowPart(Part):
+    """One Arrow IPC file, of either format; a Hugging Face ``.arrow`` file is of the stream format."""
+
+    format = "arrow"
+
+    def __init__(self, location: Location) -> None:
+        super().__init__(location)
+        self._num_bytes = location.size()
+        self._is_stream = location.read(0, len(FILE_MAGIC)) != FILE_MAGIC
+        if not self._is_stream and location.read(self._num_bytes - 6, self._num_bytes) != FILE_MAGIC:
+            raise SourceError(
+                f"{location.path}: an Arrow file without its footer; it was cut, fetch it again"
+            )
+        if self.schema.names == ["indices"] and self.schema.types == [pa.uint64()]:
+            raise SourceError(
+                f"{location.path} is an indices mapping of Hugging Face datasets, not the rows themselves; "
+                "save the data set with flatten_indices().save_to_disk(...) and name that folder"
+            )
+        _ = self._batches  # finds a cut file now, not in the middle of a run
+
+    def __getstate__(self) -> dict[str, Any]:
+        kept = ("location", "_num_bytes", "_is_stream")
+        return {name: self.__dict__[name] for name in kept}
+
+    @cached_property
+    def _file(self) -> pa.NativeFile:
+        return self.location.open_arrow(mapped=True)
+
+    @cached_property
+    def schema(self) -> pa.Schema:
+        """The columns, as stored."""
+        with reading(self.location), self.location.open_arrow() as file:
+            opened = pa.ipc.open_stream(file) if self._is_stream else pa.ipc.open_file(file)
+            return opened.schema
+
+    @cached_property
+    def _footer(self) -> bytes:
+        tail = self.location.read(self._num_bytes - 10, self._num_bytes - 6)
+        return self.location.read(
+            max(self._num_bytes - 10 - int.from_bytes(tail, "little"), 0), self._num_bytes - 10
+        )
+
+    @cached_property
+    def _batches(self) -> list[Message]:
+        with self.location.open() as file:
+            try:
+                if self._is_stream:
+                    batches, self._has_dictionaries = scan_stream(file, self._num_bytes)
+                    return batches
+                return scan_file(file, self._footer, self._num_bytes)
+            except SourceError as error:
+                raise SourceError(f"{self.location.path}: {error}") from error
+
+    @cached_property
+    def _first_rows(self) -> NDArray[np.int64]:
+        return np.cumsum([0] + [batch.num_rows for batch in self._batches], dtype=np.int64)
+
+    @property
+    def num_rows(self) -> int:
+        """Number of rows, from the batches' headers."""
+        return int(self._first_rows[-1])
+
+    def identity(self) -> dict[str, Any]:
+        """Return size and hash: of the footer, or of the first and last MiB of a stream, which has none."""
+        if self._is_stream:
+            return {"num_bytes": self._num_bytes, "sha256": edge_hash(self.location, self._num_bytes)}
+        return {"num_bytes": self._num_bytes, "sha256": hashlib.sha256(self._footer).hexdigest()}
+
+    def units(self, part: int, columns: Sequence[str], target_bytes: int) -> list[Unit]:
+        """Join record batches, all columns counted; a stream with dictionaries is one unit, read in order."""
+        rows = np.diff(self._first_rows)
+        num_bytes = np.array([batch.num_bytes for batch in self._batches], np.int64)
+        return cut_pieces(part, rows, num_bytes, self._num_bytes if self._in_order else target_bytes)
+
+    def read(self, unit: Unit, columns: Columns) -> Iterator[pa.RecordBatch]:
+        """Yield the unit's record batches, views of the mapped file where it is not compressed."""
+        if self._in_order:
+            yield from self._read_in_order()
+        else:
+            for number in range(unit.start, unit.stop):
+                yield self._read_batch(number, tuple(columns))
+
+    @property
+    def _in_order(self) -> bool:
+        """Whether batches need the dictionaries that came before them in the stream."""
+        return self._is_stream and self._has_dictionaries
+
+    def _read_in_order(self) -> Iterator[pa.RecordBatch]:
+        with reading(self.location):
+            stream = pa.ipc.open_stream(self.location.open_arrow(mapped=True))
+        for number in range(len(self._batches)):
+            with reading(self.location, f"record batch {number}"):
+                batch = stream.read_next_batch()
+                batch.validate()
+            yield batch
+
+    def _read_batch(self, number: int, columns: tuple[str, ...]) -> pa.RecordBatch:
+        with reading(self.location, f"record batch {number}"):
+            if self._is_stream:
+                self._file.seek(self._batches[number].offset)
+                batch = pa.ipc.read_record_batch(pa.ipc.read_message(self._file), self.schema)
+            else:
+                batch = self._reader(columns).get_batch(number)
+            batch.validate()  # offsets of a damaged file may lead out of its buffers
+        return batch
+
+    def _reader(self, columns: tuple[str, ...]) -> pa.RecordBatchFileReader:
+        if columns not in self._readers:
+            tops = [(split_path(self.schema, column) or [column])[0] for column in columns]
+            fields = sorted({self.schema.get_field_index(top) for top in tops})
+            options = pa.ipc.IpcReadOptions(included_fields=fields, use_threads=False)
+            self._readers[columns] = pa.ipc.open_file(self._file, options=options)
+        return self._readers[columns]
+
+    @cached_property
+    def _readers(self) -> dict[tuple[str, ...], pa.RecordBatchFileReader]:
+        return {}
+
+    def take(self, rows: NDArray[np.int64], columns: Columns, cache: BatchCache) -> list[pa.RecordBatch]:
+        """Slice rows out of the mapped batches."""
+        numbers = np.searchsorted(self._first_rows, rows, side="right") - 1
+        return [
+            self._hold_batch(number, tuple(columns), cache).slice(row, 1)
+            for number, row in zip(numbers.tolist(), (rows - self._first_rows[numbers]).tolist(), strict=True)
+        ]
+
+    def _hold_batch(self, number: int, columns: tuple[str, ...], cache: BatchCache) -> pa.RecordBatch:
+        if self._in_order:
+            return cache.get((self.location,), lambda: list(self._read_in_order()))[number]
+        return cache.get((self.location, number, columns), lambda: [self._read_batch(number, columns)])[0]
+
+    def place_of_row(self, row: int) -> str:
+        """Name the record batch and the row."""
+        number = int(np.searchsorted(self._first_rows, row, side="right")) - 1
+        return f"record batch {number}, row {row}"
+
+    def close(self) -> None:
+        """Unmap the file."""
+        for name in ("_file", "_readers"):
+            self.__dict__.pop(name, None)

@@ -1,0 +1,154 @@
+"""Where the record batches of an Arrow IPC file or stream lie, read from message headers alone.
+
+Neither pyarrow's stream reader nor its file reader tells a batch's row count without reading its body. The
+headers do: an encapsulated message is ``0xFFFFFFFF, int32 metadata size, flatbuffer, body`` (before Arrow
+0.15 without the first four bytes). See the Arrow columnar format, "Serialization and Interprocess
+Communication".
+"""
+
+import struct
+from typing import BinaryIO, NamedTuple
+
+from packer.errors import SourceError
+
+FILE_MAGIC = b"ARROW1"
+_SCHEMA, _DICTIONARY, _RECORD_BATCH = 1, 2, 3
+_CONTINUATION = b"\xff\xff\xff\xff"
+_MAX_METADATA = 256 << 20
+
+
+class Message(NamedTuple):
+    """One record batch of a stream or file."""
+
+    offset: int
+    """Byte at which the encapsulated message begins."""
+    num_rows: int
+    num_bytes: int
+    """Size of header and body."""
+
+
+def scan_stream(file: BinaryIO, size: int) -> tuple[list[Message], bool]:
+    """Return the record batches of a stream in order, and whether it holds dictionaries.
+
+    Only headers are read, so that a scan costs the same however large the bodies are.
+
+    Raises:
+        SourceError: the stream ends within a message.
+    """
+    batches: list[Message] = []
+    has_dictionaries = False
+    offset = 0
+    while offset < size:
+        header = _read_header(file, offset, size)
+        if header is None:
+            break
+        kind, num_rows, num_bytes = header
+        if offset + num_bytes > size:
+            raise SourceError(
+                f"record batch {len(batches)} needs {num_bytes} bytes from byte {offset} on, "
+                f"but the file ends at {size}; it was cut, fetch it again"
+            )
+        if kind == _RECORD_BATCH:
+            batches.append(Message(offset, num_rows, num_bytes))
+        has_dictionaries |= kind == _DICTIONARY
+        offset += num_bytes
+    return batches, has_dictionaries
+
+
+def scan_file(file: BinaryIO, footer: bytes, size: int) -> list[Message]:
+    """Return the record batches that the footer of an IPC file lists, in its order.
+
+    Raises:
+        SourceError: a batch lies outside the file or is no record batch.
+    """
+    batches: list[Message] = []
+    for number, (offset, metadata_size, body_size) in enumerate(_footer_blocks(footer)):
+        header = None
+        if (
+            offset >= 0
+            and body_size >= 0
+            and metadata_size >= 0
+            and offset + metadata_size + body_size <= size
+        ):
+            header = _read_header(file, offset, size)
+        if header is None or header[0] != _RECORD_BATCH:
+            raise SourceError(
+                f"record batch {number} is not where the footer says; the file is damaged, fetch it again"
+            )
+        batches.append(Message(offset, header[1], metadata_size + body_size))
+    return batches
+
+
+def _read_header(file: BinaryIO, offset: int, size: int) -> tuple[int, int, int] | None:
+    """Return (kind, rows, bytes) of the message at ``offset``; None at the end-of-stream mark."""
+    file.seek(offset)
+    prefix = file.read(8)
+    skip = 8 if prefix[:4] == _CONTINUATION else 4
+    if len(prefix) < skip:
+        raise SourceError(f"the file ends within a message at byte {offset}; it was cut, fetch it again")
+    (metadata_size,) = struct.unpack("<i", prefix[skip - 4 : skip])
+    if metadata_size == 0:
+        return None
+    if not 0 < metadata_size <= min(_MAX_METADATA, size - offset):
+        raise SourceError(
+            f"no Arrow message at byte {offset}; the file is damaged or was cut, fetch it again"
+        )
+    file.seek(offset + skip)
+    metadata = file.read(metadata_size)
+    try:
+        message = _root(metadata)
+        kind = _scalar(metadata, message, 1, "<B")
+        body_size = _scalar(metadata, message, 3, "<q")
+        num_rows = 0
+        if kind == _RECORD_BATCH:
+            num_rows = _scalar(metadata, _table(metadata, message, 2), 0, "<q")
+    except (struct.error, IndexError) as error:
+        raise SourceError(
+            f"no Arrow message at byte {offset}; the file is damaged, fetch it again"
+        ) from error
+    if kind not in (_SCHEMA, _DICTIONARY, _RECORD_BATCH) or body_size < 0 or num_rows < 0:
+        raise SourceError(f"no Arrow message at byte {offset}; the file is damaged, fetch it again")
+    return kind, num_rows, skip + metadata_size + body_size
+
+
+def _footer_blocks(footer: bytes) -> list[tuple[int, int, int]]:
+    """Return (offset, metadata size, body size) of each record batch in a footer."""
+    try:
+        root = _root(footer)
+        field = _field(footer, root, 3)
+        if field is None:
+            return []
+        vector = field + struct.unpack_from("<I", footer, field)[0]
+        (count,) = struct.unpack_from("<I", footer, vector)
+        blocks = [struct.unpack_from("<qi4xq", footer, vector + 4 + 24 * block) for block in range(count)]
+    except (struct.error, IndexError) as error:
+        raise SourceError("the footer is damaged; fetch the file again") from error
+    return [(offset, metadata_size, body_size) for offset, metadata_size, body_size in blocks]
+
+
+# Flatbuffers, as much as is needed: a table begins with the distance back to its vtable, which holds the size
+# of itself, the size of the table, and for each field its place in the table, 0 where it is absent.
+
+
+def _root(buffer: bytes) -> int:
+    return int(struct.unpack_from("<I", buffer, 0)[0])
+
+
+def _field(buffer: bytes, table: int, number: int) -> int | None:
+    vtable = table - struct.unpack_from("<i", buffer, table)[0]
+    if vtable < 0 or 4 + 2 * number + 2 > struct.unpack_from("<H", buffer, vtable)[0]:
+        return None
+    place = struct.unpack_from("<H", buffer, vtable + 4 + 2 * number)[0]
+    return table + place if place else None
+
+
+def _scalar(buffer: bytes, table: int, number: int, code: str) -> int:
+    field = _field(buffer, table, number)
+    return 0 if field is None else int(struct.unpack_from(code, buffer, field)[0])
+
+
+def _table(buffer: bytes, table: int, number: int) -> int:
+    field = _field(buffer, table, number)
+    if field is None:
+        raise IndexError(number)
+    return field + int(struct.unpack_from("<I", buffer, field)[0])

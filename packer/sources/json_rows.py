@@ -1,0 +1,170 @@
+"""JSON lines to record batches: pyarrow's parser, and a slow exact one that decides where pyarrow refuses."""
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.json as pj
+
+from packer.errors import SourceError
+
+_WHITESPACE = b" \t\r"
+_MAX_SHOWN = 60
+
+
+class LineError(SourceError):
+    """A line that is no row; `row` counts the rows before it in the block."""
+
+    def __init__(self, row: int, problem: str) -> None:
+        super().__init__(problem)
+        self.row = row
+
+
+def parse_lines(
+    lines: Sequence[bytes], paths: Mapping[str, Sequence[str]], types: Mapping[str, pa.DataType | None]
+) -> pa.RecordBatch:
+    """Parse lines, none of them blank, into one batch with one flat column for each of ``paths``.
+
+    A key that a line lacks is null. Of a key that stands twice in a line the last value counts.
+
+    Args:
+        lines: one JSON object each.
+        paths: for each column the keys that lead to it.
+        types: for each column its Arrow type; None for values of any shape, delivered as JSON text.
+
+    Raises:
+        LineError: a line is no JSON object, or a value is not of its column's type.
+    """
+    if all(data_type is not None for data_type in types.values()):
+        batch = _parse_fast(lines, paths, types)
+        if batch is not None and batch.num_rows == len(lines):
+            return batch
+    return _parse_slow(lines, paths, types)
+
+
+def parse_object(line: bytes, row: int) -> dict[str, Any]:
+    """Parse one line into a dictionary.
+
+    Raises:
+        LineError: it is no JSON object.
+    """
+    try:
+        content = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise LineError(
+            row, f"no JSON object on one line ({_reason(error, line)}); correct the line"
+        ) from error
+    if not isinstance(content, dict):
+        raise LineError(
+            row, f"a JSON {_kind(content)} where JSON Lines have one object a line; convert the file"
+        )
+    return content
+
+
+def _parse_fast(
+    lines: Sequence[bytes], paths: Mapping[str, Sequence[str]], types: Mapping[str, pa.DataType | None]
+) -> pa.RecordBatch | None:
+    """Return pyarrow's result; None where it refuses, or names keys in a way that a schema cannot say."""
+    block = b"\n".join(lines)
+    tree: dict[str, Any] = {}
+    for column, path in paths.items():
+        node = tree
+        for key in path[:-1]:
+            node = node.setdefault(key, {})
+            if not isinstance(node, dict):
+                return None
+        if path[-1] in node:
+            return None
+        node[path[-1]] = types[column]
+    try:
+        table = pj.read_json(
+            pa.BufferReader(block),
+            read_options=pj.ReadOptions(use_threads=False, block_size=len(block) + 1),
+            parse_options=pj.ParseOptions(
+                explicit_schema=pa.schema(_fields(tree)), unexpected_field_behavior="ignore"
+            ),
+        )
+        if table.num_rows != len(lines):
+            return None
+        arrays = []
+        for path in paths.values():
+            array = table.column(path[0]).combine_chunks()
+            arrays.append(pc.struct_field(array, list(path[1:])) if len(path) > 1 else array)
+        batch = pa.RecordBatch.from_arrays(arrays, names=list(paths))
+        batch.validate(full=True)  # pyarrow lets strings pass that are not UTF-8
+    except (pa.ArrowException, OverflowError):
+        return None
+    return batch
+
+
+def _fields(tree: Mapping[str, Any]) -> list[pa.Field]:
+    return [
+        pa.field(key, pa.struct(_fields(node)) if isinstance(node, dict) else node)
+        for key, node in tree.items()
+    ]
+
+
+def _parse_slow(
+    lines: Sequence[bytes], paths: Mapping[str, Sequence[str]], types: Mapping[str, pa.DataType | None]
+) -> pa.RecordBatch:
+    values: dict[str, list[Any]] = {column: [] for column in paths}
+    for row, line in enumerate(lines):
+        content = parse_object(line, row)
+        for column, path in paths.items():
+            values[column].append(_lookup(content, path, row))
+    arrays = [_convert(column, values[column], types[column]) for column in paths]
+    return pa.RecordBatch.from_arrays(arrays, names=list(paths))
+
+
+def _lookup(content: Any, path: Sequence[str], row: int) -> Any:
+    for key in path:
+        if content is None:
+            return None
+        if not isinstance(content, dict):
+            raise LineError(row, f"key {key!r} is looked for in a JSON {_kind(content)}; correct the line")
+        content = content.get(key)
+    return content
+
+
+def _convert(column: str, values: list[Any], data_type: pa.DataType | None) -> pa.Array:
+    if data_type is None:
+        return pa.array([None if value is None else json.dumps(value) for value in values], pa.large_string())
+    try:
+        return pa.array(values, data_type)
+    except (pa.ArrowException, OverflowError, UnicodeError) as error:
+        for row, value in enumerate(values):
+            try:
+                pa.array([value], data_type)
+            except (pa.ArrowException, OverflowError, UnicodeError):
+                asked = _ASKED.get(data_type, str(data_type))
+                raise LineError(
+                    row,
+                    f"column {column!r} holds {_shown(value)} where {asked} was expected; correct the line "
+                    "or name another column",
+                ) from error
+        raise SourceError(f"column {column!r} cannot be read as {data_type}: {error}") from error
+
+
+_ASKED = {pa.list_(pa.int64()): "a list of integers", pa.int64(): "an integer", pa.string(): "a text"}
+
+
+def _shown(value: Any) -> str:
+    text = json.dumps(value)
+    return f"{_kind(value)} {text if len(text) <= _MAX_SHOWN else text[:_MAX_SHOWN] + ' ...'}"
+
+
+def _kind(value: Any) -> str:
+    kinds = {dict: "object", list: "array", str: "string", bool: "boolean", int: "number", float: "number"}
+    return kinds.get(type(value), "null")
+
+
+def _reason(error: Exception, line: bytes) -> str:
+    if isinstance(error, RecursionError):
+        return "nested too deeply"
+    if b"\r" in line.strip(_WHITESPACE):
+        return "bare carriage returns; convert the line ends"
+    if isinstance(error, UnicodeDecodeError):
+        return f"not UTF-8: byte 0x{line[error.start]:02x} at position {error.start}"
+    return str(error)

@@ -1,0 +1,217 @@
+"""JSON Lines, plain or compressed (gzip, zstd): units are byte ranges; a line index gives rows at random."""
+
+from collections.abc import Iterator, Sequence
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from packer.errors import SourceError
+from packer.sources.cache import BatchCache
+from packer.sources.columns import find_field, split_path
+from packer.sources.json_rows import LineError, parse_lines, parse_object
+from packer.sources.line_index import BLOCK_BYTES, MAX_LINE_BYTES, LineIndex, spooled
+from packer.sources.location import Location, edge_hash, reading
+from packer.sources.part import Columns, Part, Unit
+
+COMPRESSIONS = {b"\x1f\x8b": "gzip", b"\x28\xb5\x2f\xfd": "zstd"}
+_BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+_HEAD_ROWS = 1000
+
+
+class JsonLinesPart(Part):
+    """One JSON Lines file: an object a line, UTF-8, lines ended by LF or CR LF; blank lines are no rows."""
+
+    format = "jsonl"
+
+    def __init__(self, location: Location) -> None:
+        super().__init__(location)
+        self._num_bytes = location.size()
+        magic = location.read(0, 4)
+        self._compression = next(
+            (name for mark, name in COMPRESSIONS.items() if magic.startswith(mark)), None
+        )
+        if magic[:2] in (b"\xff\xfe", b"\xfe\xff"):
+            raise SourceError(f"{location.path} is UTF-16; JSON Lines are UTF-8, convert the file")
+        _ = self.schema  # finds a file that is no JSON Lines now, not in the middle of a run
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: self.__dict__[name] for name in ("location", "_num_bytes", "_compression", "schema")}
+
+    @cached_property
+    def schema(self) -> pa.Schema:
+        """The keys of the first rows; their types are told by reading only, so all are null here."""
+        keys: dict[str, Any] = {}
+        for lines in self._rows_between(0, self._num_bytes):
+            for row, line in enumerate(lines[:_HEAD_ROWS]):
+                try:
+                    _merge_keys(keys, parse_object(line, row))
+                except LineError as error:
+                    raise SourceError(f"{self.location.path}, row {row}: {error}") from error
+            break
+        return pa.schema(_key_fields(keys))
+
+    @property
+    def num_rows(self) -> int:
+        """Number of rows; counts them in one pass, and keeps the index that comes of it."""
+        return len(self._index)
+
+    @property
+    def known_num_rows(self) -> int | None:
+        """Number of rows, if they were counted already, or none at all."""
+        if "_index" in self.__dict__:
+            return len(self._index)
+        return None if len(self.schema) else 0
+
+    def identity(self) -> dict[str, Any]:
+        """Return size and hash of the first and last MiB, as stored."""
+        return {"num_bytes": self._num_bytes, "sha256": edge_hash(self.location, self._num_bytes)}
+
+    def units(self, part: int, columns: Sequence[str], target_bytes: int) -> list[Unit]:
+        """Cut at byte positions; a line belongs to the unit in which it begins. Compressed: one unit."""
+        step = self._num_bytes if self._compression else max(target_bytes, 1)
+        return [
+            Unit(
+                part,
+                start,
+                min(start + step, self._num_bytes),
+                None,
+                None,
+                min(step, self._num_bytes - start),
+            )
+            for start in range(0, self._num_bytes, max(step, 1))
+        ]
+
+    def read(self, unit: Unit, columns: Columns) -> Iterator[pa.RecordBatch]:
+        """Parse the unit's lines block by block, only the columns asked for."""
+        paths = self._paths(columns)
+        num_rows = 0
+        for lines in self._rows_between(unit.start, unit.stop):
+            try:
+                yield parse_lines(lines, paths, columns)
+            except LineError as error:
+                raise SourceError(
+                    f"{self.location.path}, {self.place(unit, num_rows + error.row)}: {error}"
+                ) from error
+            num_rows += len(lines)
+
+    def take(self, rows: NDArray[np.int64], columns: Columns, cache: BatchCache) -> list[pa.RecordBatch]:
+        """Read and parse single lines, found through the index."""
+        lines = [self._line(row) for row in rows.tolist()]
+        try:
+            batch = parse_lines(lines, self._paths(columns), columns)
+        except LineError as error:
+            raise SourceError(f"{self.location.path}, row {rows[error.row]}: {error}") from error
+        return [batch.slice(row, 1) for row in range(len(lines))]
+
+    def place(self, unit: Unit, row: int) -> str:
+        """Name the row; the rows before the unit are counted for it."""
+        before = sum(len(lines) for lines in self._rows_between(0, unit.start)) if unit.start else 0
+        return f"row {before + row}"
+
+    def close(self) -> None:
+        """Close the file; the index stays."""
+        self.__dict__.pop("_file", None)
+
+    @cached_property
+    def _spooled(self) -> tuple[NDArray[np.uint8], LineIndex]:
+        """A decompressed copy in an unlinked temporary file: no seeking in a compressed stream."""
+        return spooled(self._blocks(0, self._num_bytes))
+
+    @cached_property
+    def _index(self) -> LineIndex:
+        return self._spooled[1] if self._compression else LineIndex(self._blocks(0, self._num_bytes))
+
+    @cached_property
+    def _file(self) -> pa.NativeFile:
+        return self.location.open_arrow()
+
+    def _line(self, row: int) -> bytes:
+        start, stop = self._index.bounds[row].tolist()
+        if self._compression:
+            line = self._spooled[0][start:stop].tobytes()
+        else:
+            with reading(self.location, f"row {row}"):
+                line = self._file.read_at(stop - start, start)
+        return line.removeprefix(_BYTE_ORDER_MARK) if start == 0 else line
+
+    def _paths(self, columns: Columns) -> dict[str, list[str]]:
+        for column in columns:
+            find_field(self.schema, column, owner=self.location.path)
+        return {column: split_path(self.schema, column) or [column] for column in columns}
+
+    def _rows_between(self, start: int, stop: int) -> Iterator[list[bytes]]:
+        """Yield the rows that begin in ``[start, stop)``, some MiB at a time, blank lines left out."""
+        if not self._compression:
+            start = self._after_line_end(start - 1) if start else 0
+            stop = self._after_line_end(stop - 1) if stop < self._num_bytes else stop
+        pending: list[bytes] = []
+        pending_bytes = 0
+        first = start == 0
+        for block in self._blocks(start, stop):
+            whole, line_end, rest = block.rpartition(b"\n")
+            if line_end:
+                lines = b"".join([*pending, whole]).split(b"\n")
+                if first:
+                    lines[0] = lines[0].removeprefix(_BYTE_ORDER_MARK)
+                    first = False
+                pending, pending_bytes = [], 0
+                if rows := [line for line in lines if line.strip()]:
+                    yield rows
+            pending.append(rest)
+            pending_bytes += len(rest)
+            if pending_bytes > MAX_LINE_BYTES:
+                raise SourceError(
+                    f"{self.location.path}: a line is longer than {MAX_LINE_BYTES} bytes; is it JSON Lines?"
+                )
+        last = b"".join(pending)
+        last = last.removeprefix(_BYTE_ORDER_MARK) if first else last
+        if last.strip():
+            yield [last]
+
+    def _blocks(self, start: int, stop: int) -> Iterator[bytes]:
+        """Yield the bytes of ``[start, stop)``; of a compressed file all, decompressed."""
+        with self.location.open() as file:
+            if self._compression:
+                with reading(self.location):
+                    stream = pa.CompressedInputStream(pa.PythonFile(file, mode="r"), self._compression)
+                while True:
+                    with reading(self.location):
+                        block = stream.read(BLOCK_BYTES)
+                    if not block:
+                        return
+                    yield block
+            else:
+                with reading(self.location):
+                    file.seek(start)
+                while start < stop:
+                    with reading(self.location):
+                        block = file.read(min(BLOCK_BYTES, stop - start))
+                    if not block:
+                        raise SourceError(f"{self.location.path} shrank while it was read; run again")
+                    start += len(block)
+                    yield block
+
+    def _after_line_end(self, position: int) -> int:
+        """Return the byte after the first line end at or after ``position``."""
+        for block in self._blocks(position, self._num_bytes):
+            at = block.find(b"\n")
+            if at >= 0:
+                return position + at + 1
+            position += len(block)
+        return self._num_bytes
+
+
+def _merge_keys(keys: dict[str, Any], content: dict[str, Any]) -> None:
+    for key, value in content.items():
+        below = keys.setdefault(key, {})
+        if isinstance(value, dict):
+            _merge_keys(below, value)
+
+
+def _key_fields(keys: dict[str, Any]) -> list[pa.Field]:
+    return [
+        pa.field(key, pa.struct(_key_fields(below)) if below else pa.null()) for key, below in keys.items()
+    ]

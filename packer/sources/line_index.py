@@ -1,0 +1,83 @@
+"""Lines of a file by number: one pass notes where each begins, in a file that is mapped, not held."""
+
+import tempfile
+from collections.abc import Iterable, Iterator
+from typing import Any, BinaryIO
+
+import numpy as np
+from numpy.typing import NDArray
+
+from packer.errors import SourceError
+
+BLOCK_BYTES = 4 << 20
+MAX_LINE_BYTES = 1 << 30
+_NEWLINE = 0x0A
+_BLANK = np.frombuffer(b" \t\r\n", np.uint8)
+
+
+class LineIndex:
+    """Where every row of a JSON Lines file begins and ends; blank lines are no rows.
+
+    The offsets lie in an unlinked temporary file, 16 bytes a row: an index of any size costs no memory.
+    """
+
+    def __init__(self, blocks: Iterable[bytes]) -> None:
+        with tempfile.TemporaryFile(prefix="packer-") as file:
+            for starts, stops in _line_bounds(blocks):
+                np.stack([starts, stops], axis=1).tofile(file)
+            # (rows, 2) int64: first byte of the row and the one after its last
+            self.bounds: NDArray[np.int64] = _mapped(file, np.dtype(np.int64)).reshape(-1, 2)
+
+    def __len__(self) -> int:
+        return len(self.bounds)
+
+
+def spooled(blocks: Iterable[bytes]) -> tuple[NDArray[np.uint8], LineIndex]:
+    """Write blocks to an unlinked temporary file and index it, in one pass; return its bytes, mapped."""
+    with tempfile.TemporaryFile(prefix="packer-") as file:
+
+        def copied() -> Iterator[bytes]:
+            for block in blocks:
+                file.write(block)
+                yield block
+
+        index = LineIndex(copied())
+        return _mapped(file, np.dtype(np.uint8)), index
+
+
+def _mapped(file: BinaryIO, dtype: np.dtype[Any]) -> NDArray[Any]:
+    file.flush()
+    size = file.tell()
+    return np.memmap(file, dtype, "r", shape=size // dtype.itemsize) if size else np.zeros(0, dtype)
+
+
+def _line_bounds(blocks: Iterable[bytes]) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int64]]]:
+    """Yield (starts, stops) of the rows that end in each block; the last line needs no line end."""
+    offset = 0  # of the block in the file
+    start = 0  # of the line that is open
+    open_is_blank = True
+    for block in blocks:
+        view = np.frombuffer(block, np.uint8)
+        ends = np.flatnonzero(view == _NEWLINE) + offset
+        if len(ends):
+            starts = np.concatenate([[start], ends[:-1] + 1])
+            keep = np.array([not open_is_blank or _has_text(view, 0, int(ends[0]) - offset)])
+            inner = starts[1:] - offset
+            first = view[inner] if len(inner) else view[:0]
+            blank = np.isin(first, _BLANK)
+            for at in np.flatnonzero(blank):
+                blank[at] = not _has_text(view, int(inner[at]), int(ends[at + 1]) - offset)
+            keep = np.concatenate([keep, ~blank])
+            yield starts[keep], ends[keep]
+            start = int(ends[-1]) + 1
+            open_is_blank = True
+        open_is_blank &= not _has_text(view, start - offset if start > offset else 0, len(view))
+        offset += len(block)
+        if offset - start > MAX_LINE_BYTES:
+            raise SourceError(f"the line at byte {start} is longer than {MAX_LINE_BYTES} bytes; split it")
+    if offset > start and not open_is_blank:
+        yield np.array([start]), np.array([offset])
+
+
+def _has_text(view: NDArray[np.uint8], start: int, stop: int) -> bool:
+    return bool(bytes(view[start:stop]).strip())

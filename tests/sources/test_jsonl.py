@@ -1,0 +1,127 @@
+"""JSON Lines: cut at any byte, every row is read once; odd lines give one clear error."""
+
+import gzip
+import json
+import pickle
+
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from packer.errors import ColumnError, SourceError
+from packer.sources import jsonl, open_source
+from packer.sources.json_rows import _parse_slow, parse_lines
+
+IDS = {"ids": pa.list_(pa.int64())}
+LINE_ENDS = st.sampled_from(["\n", "\r\n", "\n\n", "\n \r\n"])
+
+
+def read_all(path, columns, target_bytes):
+    source = open_source(path)
+    units = source.units(list(columns), target_bytes=target_bytes)
+    batches = [batch for unit in units for batch in source.read(unit, columns)]
+    return [row for batch in batches for row in batch.to_pylist()]
+
+
+@given(
+    rows=st.lists(st.none() | st.lists(st.integers(0, 2**62)), min_size=1),
+    line_end=LINE_ENDS,
+    ended=st.booleans(),
+    marked=st.booleans(),
+    target_bytes=st.integers(1, 200),
+)
+def test_every_cut_reads_every_row_once(tmp_path_factory, rows, line_end, ended, marked, target_bytes):
+    path = tmp_path_factory.mktemp("jsonl") / "a.jsonl"
+    text = line_end.join(json.dumps({"other": "x", "ids": row}) for row in rows) + line_end * ended
+    path.write_bytes(b"\xef\xbb\xbf" * marked + text.encode())
+    assert read_all(path, IDS, target_bytes) == [{"ids": row} for row in rows]
+    source = pickle.loads(pickle.dumps(open_source(path)))
+    assert source.num_rows == len(rows)
+    taken = source.rows(range(len(rows))[::-1], IDS)
+    assert [batch.to_pylist()[0]["ids"] for batch in taken] == rows[::-1]
+
+
+@pytest.mark.parametrize("suffix", ["gz", "zst"])
+def test_compressed_files_equal_the_plain_one(tmp_path, suffix):
+    rows = [{"ids": list(range(n % 7))} for n in range(1000)]
+    plain = "".join(json.dumps(row) + "\n" for row in rows).encode()
+    packed = gzip.compress(plain) if suffix == "gz" else pa.compress(plain, "zstd", asbytes=True)
+    path = tmp_path / f"a.jsonl.{suffix}"
+    path.write_bytes(packed + packed)  # members one after the other, as `cat` makes them
+    assert read_all(path, IDS, 100) == rows + rows
+    source = open_source(path)
+    assert source.num_rows == 2000
+    assert [batch.to_pylist()[0] for batch in source.rows([1999, 3], IDS)] == [rows[999], rows[3]]
+
+
+@pytest.mark.parametrize("cut", [5, 100, -3])
+def test_a_cut_compressed_file_is_an_error(tmp_path, cut):
+    path = tmp_path / "a.jsonl.gz"
+    lines = "".join(json.dumps({"ids": [n * 7919 % 10007]}) + "\n" for n in range(5000))
+    path.write_bytes(gzip.compress(lines.encode())[:cut])
+    with pytest.raises(SourceError, match=r"a\.jsonl\.gz"):
+        read_all(path, IDS, 100)
+
+
+def test_lines_longer_than_a_block(tmp_path, monkeypatch):
+    monkeypatch.setattr(jsonl, "BLOCK_BYTES", 64)
+    rows = [{"ids": list(range(n))} for n in (300, 0, 1, 500, 2)]
+    path = tmp_path / "a.jsonl"
+    path.write_text("\n".join(map(json.dumps, rows)))
+    assert read_all(path, IDS, 90) == rows
+    assert open_source(path).num_rows == 5
+
+
+def test_a_bad_value_names_file_row_and_value(tmp_path):
+    path = tmp_path / "a.jsonl"
+    path.write_text('{"ids": [1]}\n' * 30 + '\n{"ids": "x"}\n')
+    with pytest.raises(SourceError, match=r"a\.jsonl, row 30: column 'ids' holds string \"x\" where a list"):
+        read_all(path, IDS, 50)
+
+
+def test_nested_keys_and_keys_with_dots(tmp_path):
+    path = tmp_path / "a.jsonl"
+    path.write_text('{"sample": {"ids": [1, 2]}, "a.b": 5}\n{"sample": null, "a.b": 6}\n{"a.b": 7}\n')
+    columns = {"sample.ids": pa.list_(pa.int64()), "a.b": pa.int64()}
+    assert read_all(path, columns, 1000) == [
+        {"sample.ids": [1, 2], "a.b": 5},
+        {"sample.ids": None, "a.b": 6},
+        {"sample.ids": None, "a.b": 7},
+    ]
+    with pytest.raises(ColumnError, match=r"no column 'sample\.id'; .*sample\.ids, a\.b"):
+        read_all(path, {"sample.id": None}, 1000)
+
+
+@given(
+    st.lists(
+        st.fixed_dictionaries(
+            {},
+            optional={
+                "ids": st.none() | st.lists(st.integers(-(2**63), 2**63 - 1) | st.none()),
+                "text": st.none() | st.text(),
+                "n": st.none() | st.integers(-(2**63), 2**63 - 1),
+                "x": st.recursive(st.none() | st.booleans() | st.floats(allow_nan=False), st.lists),
+            },
+        ),
+        min_size=1,
+    )
+)
+def test_both_parsers_agree(rows):
+    lines = [json.dumps(row).encode() for row in rows]
+    types = {"ids": pa.list_(pa.int64()), "text": pa.string(), "n": pa.int64()}
+    paths = {column: [column] for column in types}
+    try:
+        slow = _parse_slow(lines, paths, types)
+    except SourceError:  # a lone surrogate is no text
+        with pytest.raises(SourceError):
+            parse_lines(lines, paths, types)
+    else:
+        assert parse_lines(lines, paths, types).equals(slow)
+
+
+def test_utf16_is_refused(tmp_path):
+    path = tmp_path / "a.jsonl"
+    path.write_text('{"ids": [1]}\n', encoding="utf-16")
+    with pytest.raises(SourceError, match="UTF-16"):
+        open_source(path)
