@@ -4,13 +4,14 @@ from packer.runtime.batch import Batch, BatchInfo, StepInfo
 from packer.runtime.collate import PlannedShape
 from packer.runtime.loader import FlatView, PlanLoader
 from packer.runtime.loss import count_loss_tokens
-from packer.runtime.lr import scaled_lr
+from packer.runtime.lr import PlanLR, scaled_lr
 from packer.runtime.step import Step
 
 __all__ = [
     "Batch",
     "BatchInfo",
     "FlatView",
+    "PlanLR",
     "PlanLoader",
     "PlannedShape",
     "Step",
