@@ -3,6 +3,7 @@
 from packer.analyzer.analysis import analyze
 from packer.analyzer.dataset import analyze_dataset
 from packer.analyzer.progress import Progress
+from packer.analyzer.remeasure import verify_source
 from packer.analyzer.result import AnalyzeResult
 
-__all__ = ["AnalyzeResult", "Progress", "analyze", "analyze_dataset"]
+__all__ = ["AnalyzeResult", "Progress", "analyze", "analyze_dataset", "verify_source"]

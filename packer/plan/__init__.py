@@ -13,6 +13,7 @@ from packer.plan.reader import (
     load_plan,
 )
 from packer.plan.verify import Verified, verify_plan
+from packer.plan.verify_lengths import check_lengths
 from packer.plan.writer import plan_in_memory, write_plan
 
 __all__ = [
@@ -28,6 +29,7 @@ __all__ = [
     "StepRow",
     "Steps",
     "Verified",
+    "check_lengths",
     "load_plan",
     "plan_in_memory",
     "verify_plan",

@@ -1,0 +1,71 @@
+"""``packer verify``."""
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+
+import click
+
+from packer.analyzer import verify_source
+from packer.metrics import open_metrics
+from packer.plan import Verified, load_plan, verify_plan
+
+from .bar import Bar
+
+
+@click.command()
+@click.argument("plan", type=click.Path(path_type=Path), metavar="PLAN")
+@click.option(
+    "--metrics",
+    type=click.Path(path_type=Path),
+    help="Compare every planned length with the metrics that the plan was made from.",
+)
+@click.option(
+    "--source",
+    "sources",
+    multiple=True,
+    metavar="SOURCE",
+    help="The data set: is it the one that was planned? Some samples are measured again. Repeatable.",
+)
+@click.option(
+    "--measure", default=1000, show_default=True, metavar="N", help="Samples that --source measures again."
+)
+@click.option("--tokenizer", metavar="FILE|DIR", help="Where the tokenizer is, for --source of texts.")
+@click.option("--json", "as_json", is_flag=True, help="Print the result for machines.")
+def verify(
+    plan: Path,
+    metrics: Path | None,
+    sources: tuple[str, ...],
+    measure: int,
+    tokenizer: str | None,
+    as_json: bool,
+) -> None:
+    """Check every invariant of a plan from its files.
+
+    Hashes first, then row by row: every sample once or dropped with a reason, no bound exceeded, the same
+    number of micro-batches on every rank, sums and learning-rate factors as stated. The first fault ends the
+    check with exit code 1, named by step, micro-batch and sample.
+    """
+    opened = load_plan(plan)
+    lengths = None if metrics is None else open_metrics(metrics)
+    with Bar("checking") as progress:
+        checked = verify_plan(opened, metrics=lengths, progress=progress)
+    measured = 0
+    if sources:
+        measured = verify_source(opened, sources, metrics=lengths, tokenizer=tokenizer, num_samples=measure)
+    result = asdict(checked) | {"num_measured": measured, "content_hash": opened.fingerprint}
+    click.echo(json.dumps(result) if as_json else _for_people(plan, checked, measured))
+
+
+def _for_people(plan: Path, checked: Verified, measured: int) -> str:
+    lines = [
+        f"{plan}: every invariant holds",
+        f"  {checked.num_files} files as written; {checked.num_steps:,} steps of {checked.num_epochs} epochs",
+        f"  {checked.num_microbatches:,} micro-batches within bounds; {checked.num_samples:,} samples "
+        "planned once an epoch, or dropped with a reason",
+    ]
+    if checked.with_metrics:
+        lines.append("  every length as in the metrics")
+    if measured:
+        lines.append(f"  {measured:,} samples of the source measured again: lengths as planned")
+    return "\n".join(lines)

@@ -1,0 +1,97 @@
+"""Measure some samples again and hold a plan against them: is it the data set that was planned?"""
+
+import os
+from collections.abc import Sequence
+
+import numpy as np
+
+from packer.errors import ConfigError, SourceChangedError, SourceError
+from packer.metrics import Metrics
+from packer.plan import Plan, check_lengths
+from packer.samples import LengthDefinition, check_definition, measure
+from packer.samples.ragged import RowError
+from packer.sources import Source, open_source
+
+
+def verify_source(
+    plan: Plan,
+    source: Source | Sequence[str | os.PathLike[str]],
+    *,
+    metrics: Metrics | None = None,
+    tokenizer: str | None = None,
+    num_samples: int = 1000,
+    seed: int = 0,
+) -> int:
+    """Check that a data set is the one that was planned, and measure a random choice of its samples again.
+
+    Args:
+        plan: the plan.
+        source: the data set, or what ``open_source`` takes.
+        metrics: the metrics that the plan was made from, for what the plan does not say itself: where the
+            tokenizer is.
+        tokenizer: where the tokenizer is on this machine.
+        num_samples: how many samples to measure.
+        seed: of the choice.
+
+    Returns:
+        How many samples were measured.
+
+    Raises:
+        SourceChangedError: other files, or other contents.
+        InvariantError: a sample has another length than the planned one.
+        ConfigError: neither plan nor metrics say what the length of a sample is.
+    """
+    source = source if isinstance(source, Source) else open_source(source)
+    _check_identity(plan, source)
+    definition = _definition(plan, metrics, tokenizer)
+    check_definition(source, definition)
+    choice = np.random.default_rng(seed).choice(
+        plan.num_samples, min(num_samples, plan.num_samples), replace=False
+    )
+    ids = np.sort(choice)
+    lengths = np.zeros(len(ids), np.int64)
+    for at, batch in enumerate(source.rows(ids, definition.read_columns)):
+        try:
+            lengths[at] = measure(batch, definition).lengths["seqlen"][0]
+        except RowError as error:
+            raise SourceError(f"{source.place_of_row(int(ids[at]))}: {error}") from error
+    check_lengths(plan, ids, lengths)
+    return len(ids)
+
+
+def _check_identity(plan: Plan, source: Source) -> None:
+    if source.num_rows != plan.num_samples:
+        raise SourceChangedError(
+            f"the source has {source.num_rows} rows, the plan is of {plan.num_samples}; name the files that "
+            "were analyzed, or analyze and plan again"
+        )
+    planned = plan.header["sources"]
+    if not planned:  # metrics without manifest: there is only the number of rows to go by
+        return
+    found = source.identity()
+    if len(found) != len(planned):
+        raise SourceChangedError(
+            f"the source has {len(found)} files, the plan is of {len(planned)}; name those that were analyzed"
+        )
+    for file, now, then in zip(source.files, found, planned, strict=True):
+        if any(now[key] != then.get(key) for key in ("num_bytes", "sha256")):
+            raise SourceChangedError(
+                f"{file} is not the file that was planned (size or content differ); name the files in the "
+                "same order, or analyze and plan again"
+            )
+
+
+def _definition(plan: Plan, metrics: Metrics | None, tokenizer: str | None) -> LengthDefinition:
+    content = dict(plan.header["definition"] or {}) | (metrics.definition if metrics else {})
+    if not content or content.get("kind") == "dataset":
+        raise ConfigError(
+            "the plan does not say what the length of a sample is (its metrics have no manifest, or come "
+            "from a function); leave --source out"
+        )
+    if "tokenizer_sha256" in content:
+        content["tokenizer"] = tokenizer or content.get("tokenizer")
+        if content["tokenizer"] is None:
+            raise ConfigError(
+                "samples of text need the tokenizer to be measured; add --metrics, or --tokenizer"
+            )
+    return LengthDefinition.from_json(content)

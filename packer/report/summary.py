@@ -1,0 +1,220 @@
+"""What a plan does, in numbers: read from its header and from its steps, never from every micro-batch."""
+
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from packer.plan import Plan
+
+QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
+
+STEPS_FOR_QUANTILES = 1 << 22
+"""Of a longer plan every n-th step is taken; the smallest and the largest value stay exact."""
+
+WIDE_LR_RANGE = 4.0
+"""A factor that spans more than this is worth a warning."""
+
+
+class Distribution(NamedTuple):
+    """Of one quantity over the steps."""
+
+    min: float
+    q05: float
+    q25: float
+    median: float
+    q75: float
+    q95: float
+    max: float
+    mean: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PlanSummary:
+    """A plan in numbers; sums are over all epochs, copies of micro-batches included where it says so."""
+
+    layout: str
+    packing: str
+    order: str
+    num_epochs: int
+    num_steps: int
+    dp_size: int
+    grad_accum: int
+    num_microbatches: int
+    source_samples: int
+    """Samples of the source: each epoch plans or drops every one."""
+    source_tokens: int
+    planned_samples: int
+    """Without fillers and repeats."""
+    planned_tokens: int
+    dropped: dict[str, dict[str, int]]
+    """Reason → num_samples and num_tokens."""
+    real_tokens: int
+    """Tokens that train: repeats included, fillers not."""
+    padded_tokens: int
+    """Tokens of all tensors, fillers included."""
+    largest_microbatch: int
+    """Tokens of the largest tensor."""
+    num_fillers: int
+    num_repeats: int
+    tokens_per_step: Distribution | None
+    """None where the plan has no step."""
+    samples_per_step: Distribution | None
+    lr_scaling: str
+    lr_by: str
+    lr_base: float | None
+    lr_scale: Distribution | None
+    lower_bound: int | None
+    """Micro-batches that no packing can go below; None where the planner did not compute it."""
+    rank_imbalance: float
+    """max/mean − 1 of the cost over the ranks that work at the same time, averaged."""
+    rank_imbalance_before: float | None
+    """The same before balancing; None without."""
+    num_bytes: int
+    """Size of the plan's tables."""
+    notes: tuple[str, ...]
+    """What a person should know before training on it."""
+
+    @property
+    def padding(self) -> float:
+        """Padded over real tokens, less one."""
+        return self.padded_tokens / self.real_tokens - 1 if self.real_tokens else 0.0
+
+    @property
+    def over_bound(self) -> int | None:
+        """Micro-batches over the lower bound; copies are no packing's fault."""
+        if self.lower_bound is None:
+            return None
+        return self.num_microbatches - self.num_fillers - self.num_repeats - self.lower_bound
+
+    def as_json(self) -> dict[str, Any]:
+        """Return plain JSON."""
+        entries = asdict(self)
+        for name, value in entries.items():
+            if isinstance(value, Distribution):
+                entries[name] = value._asdict()
+        return entries | {"padding": self.padding, "over_bound": self.over_bound}
+
+
+def summarize(plan: Plan) -> PlanSummary:
+    """Return a plan in numbers; the time grows with the number of steps, not of samples."""
+    header, config = plan.header, plan.config
+    epochs = header["epochs"]
+    totals = {
+        name: sum(counts[name] for counts in epochs)
+        for name in (
+            "num_steps",
+            "num_microbatches",
+            "num_samples",
+            "num_tokens",
+            "num_padded_tokens",
+            "num_fillers",
+            "num_repeats",
+        )
+    }
+    lr_scale = _over_steps(plan, "lr_scale")
+    before = _mean_figure(epochs, "rank_imbalance_before")
+    return PlanSummary(
+        layout=plan.layout,
+        packing=str(config.get("packing")),
+        order=str(config.get("order")),
+        num_epochs=plan.num_epochs,
+        num_steps=totals["num_steps"],
+        dp_size=plan.dp_size,
+        grad_accum=plan.grad_accum,
+        num_microbatches=totals["num_microbatches"],
+        source_samples=plan.num_samples,
+        source_tokens=header["num_tokens"],
+        planned_samples=totals["num_samples"],
+        planned_tokens=totals["num_tokens"],
+        dropped=_dropped(plan),
+        real_tokens=sum(int(table.num_tokens.sum()) for table in _steps(plan)),
+        padded_tokens=totals["num_padded_tokens"],
+        largest_microbatch=max((counts["max_padded_tokens"] for counts in epochs), default=0),
+        num_fillers=totals["num_fillers"],
+        num_repeats=totals["num_repeats"],
+        tokens_per_step=_over_steps(plan, "num_tokens"),
+        samples_per_step=_over_steps(plan, "num_samples"),
+        lr_scaling=config["lr_scaling"],
+        lr_by=config["lr_by"],
+        lr_base=header["lr_base"],
+        lr_scale=lr_scale,
+        lower_bound=_sum_figure(epochs, "lower_bound"),
+        rank_imbalance=_mean([counts["rank_imbalance"] for counts in epochs]),
+        rank_imbalance_before=before,
+        num_bytes=sum(entry["size"] for entry in header["files"].values()),
+        notes=tuple(_notes(plan, lr_scale)),
+    )
+
+
+def _steps(plan: Plan) -> Iterator[Any]:
+    for epoch in range(plan.num_epochs):
+        yield from plan.epoch(epoch).steps()
+
+
+def _dropped(plan: Plan) -> dict[str, dict[str, int]]:
+    """Return the drops of all epochs by reason: what every epoch drops counts once an epoch."""
+    header = plan.header
+    total: dict[str, dict[str, int]] = {}
+    for drops in [
+        *[header["dropped"]] * plan.num_epochs,
+        *(counts["dropped"] for counts in header["epochs"]),
+    ]:
+        for reason, counts in drops.items():
+            sums = total.setdefault(reason, {"num_samples": 0, "num_tokens": 0})
+            for name, count in counts.items():
+                sums[name] += count
+    return total
+
+
+def _over_steps(plan: Plan, column: str) -> Distribution | None:
+    """Return how a column of the steps is distributed."""
+    num_steps = sum(counts["num_steps"] for counts in plan.header["epochs"])
+    if not num_steps:
+        return None
+    stride = -(-num_steps // STEPS_FOR_QUANTILES)
+    parts: list[NDArray[Any]] = []
+    low, high, total = np.inf, -np.inf, 0.0
+    for table in _steps(plan):
+        values = getattr(table, column)
+        low, high = min(low, float(values.min())), max(high, float(values.max()))
+        total += float(values.sum())
+        parts.append(values[::stride].copy())
+    q05, q25, median, q75, q95 = np.quantile(np.concatenate(parts), QUANTILES, method="nearest").tolist()
+    return Distribution(low, q05, q25, median, q75, q95, high, total / num_steps)
+
+
+def _sum_figure(epochs: list[dict[str, Any]], name: str) -> int | None:
+    figures = [counts["figures"].get(name) for counts in epochs]
+    return None if not figures or None in figures else sum(figures)
+
+
+def _mean_figure(epochs: list[dict[str, Any]], name: str) -> float | None:
+    figures = [counts["figures"].get(name) for counts in epochs]
+    return None if not figures or None in figures else _mean(figures)
+
+
+def _mean(values: list[float]) -> float:
+    return sum(values) / len(values) if values else 0.0
+
+
+def _notes(plan: Plan, lr_scale: Distribution | None) -> Iterator[str]:
+    """Yield what a person should know."""
+    if plan.header["metrics_fingerprint"] is not None and not plan.header["sources"]:
+        yield (
+            "the metrics have no manifest (another tool made them): nothing tells whether a data set is the "
+            "one that they, and this plan, were made of"
+        )
+    if lr_scale is None:
+        yield "the plan has no step"
+    elif lr_scale.max > WIDE_LR_RANGE * lr_scale.min:
+        yield (
+            f"the learning-rate factor spans {_times(lr_scale)} over the steps; steps of even tokens make "
+            "scaling unnecessary (--layout packed), --lr-max-scale bounds it"
+        )
+
+
+def _times(values: Distribution) -> str:
+    return f"{values.max / values.min:.1f}×" if values.min > 0 else "from 0 upwards"

@@ -1,0 +1,118 @@
+"""A summary as lines of text: what ``packer plan`` prints when it is done."""
+
+from collections.abc import Iterator
+
+from packer.report.summary import Distribution, PlanSummary
+
+_LABEL_WIDTH = 21
+
+
+def summary_lines(summary: PlanSummary) -> Iterator[str]:
+    """Yield the lines for a person, without colour, at most 110 characters wide."""
+    yield from _line("steps", _steps(summary))
+    yield from _line("samples planned", _share(summary.planned_samples, _per_source(summary)))
+    for reason, counts in sorted(summary.dropped.items(), key=lambda item: -item[1]["num_tokens"]):
+        tokens = f", {_amount(counts['num_tokens'])} tokens" if counts["num_tokens"] else ""
+        yield from _line(
+            f"dropped {reason}", f"{_share(counts['num_samples'], _per_source(summary))}{tokens}"
+        )
+    yield from _line("padding", _padding(summary))
+    if summary.tokens_per_step and summary.samples_per_step:
+        yield from _line("tokens per step", _spread(summary.tokens_per_step))
+        yield from _line("samples per step", _spread(summary.samples_per_step))
+    if summary.num_fillers:
+        yield from _line("fillers", f"{summary.num_fillers:,} masked micro-batches make the last steps full")
+    if summary.num_repeats:
+        yield from _line(
+            "repeats", f"{summary.num_repeats:,} micro-batches train twice to fill the last steps"
+        )
+    if summary.lr_scale and summary.lr_scaling != "none":
+        yield from _line("LR factor", _lr(summary))
+    if summary.lower_bound is not None:
+        yield from _line("packs", f"{summary.over_bound:,} over the lower bound of {summary.lower_bound:,}")
+    if summary.dp_size > 1:
+        yield from _line("rank imbalance", _imbalance(summary))
+    for note in summary.notes:
+        yield f"Note: {note}"
+
+
+def _line(label: str, text: str) -> Iterator[str]:
+    yield f"  {label:<{_LABEL_WIDTH}}{text}"
+
+
+def _steps(summary: PlanSummary) -> str:
+    epochs = f" in {summary.num_epochs} epochs" if summary.num_epochs > 1 else ""
+    ranks = f"{summary.dp_size} rank{'s' if summary.dp_size > 1 else ''}"
+    return (
+        f"{summary.num_steps:,}{epochs}, each of {ranks} × {summary.grad_accum} micro-batch"
+        f"{'es' if summary.grad_accum > 1 else ''} ({summary.layout}, {summary.packing})"
+    )
+
+
+def _per_source(summary: PlanSummary) -> int:
+    return summary.source_samples * summary.num_epochs
+
+
+def _share(part: int, whole: int) -> str:
+    if not whole:
+        return f"{part:,}"
+    return f"{part:,} of {whole:,} ({_percent(part / whole)})"
+
+
+def _percent(share: float) -> str:
+    """Return a share with the digits that tell it from 0 % and from 100 %."""
+    if share in (0.0, 1.0):
+        return f"{share:.0%}"
+    for digits in (1, 2, 3):
+        text = f"{share:.{digits}%}"
+        if float(text[:-1]) not in (0.0, 100.0):
+            return text
+    return "under 0.001%" if share < 0.5 else "over 99.999%"
+
+
+def _padding(summary: PlanSummary) -> str:
+    return (
+        f"{_percent(summary.padding)} over {_amount(summary.real_tokens)} real tokens; the largest "
+        f"micro-batch takes {summary.largest_microbatch:,}"
+    )
+
+
+def _spread(values: Distribution) -> str:
+    if values.min == values.max:
+        return f"{_number(values.min)} in every step"
+    return (
+        f"median {_number(values.median)}, 5–95% {_number(values.q05)} to {_number(values.q95)}, "
+        f"all {_number(values.min)} to {_number(values.max)}"
+    )
+
+
+def _lr(summary: PlanSummary) -> str:
+    scale = summary.lr_scale
+    assert scale is not None
+    return (
+        f"{scale.min:.3g} to {scale.max:.3g}, mean {scale.mean:.3g} ({summary.lr_scaling} in "
+        f"{summary.lr_by}, 1 at {summary.lr_base:,.6g})"
+    )
+
+
+def _imbalance(summary: PlanSummary) -> str:
+    after = _percent(summary.rank_imbalance)
+    if summary.rank_imbalance_before is None:
+        return f"{after} (slowest rank over the mean, by cost; --balance evens it out)"
+    before = _percent(summary.rank_imbalance_before)
+    return f"{after} after balancing, {before} before (slowest rank over the mean)"
+
+
+def _number(value: float) -> str:
+    return f"{value:,.0f}"
+
+
+def _amount(value: float) -> str:
+    """Return a large number in three digits: 9,412 · 183 k · 1.24 G."""
+    if value < 100_000:
+        return f"{value:,.0f}"
+    for unit in ("k", "M", "G", "T"):
+        value /= 1000
+        if value < 999.5:
+            return f"{value:.3g} {unit}"
+    return f"{value:,.0f} T"
