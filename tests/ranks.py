@@ -14,7 +14,9 @@ import torch.distributed as dist
 
 # The server imports torch once; each rank is then a fork of it that has never run a thread.
 _CONTEXT = multiprocessing.get_context("forkserver")
-_CONTEXT.set_forkserver_preload(["torch", "torch.distributed"])
+_CONTEXT.set_forkserver_preload(
+    ["torch", "torch._dynamo", "torch.distributed.fsdp", "torch.distributed.tensor"]
+)
 
 TIMEOUT_S = 240
 

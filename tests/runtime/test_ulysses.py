@@ -13,62 +13,10 @@ from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 from packer.errors import ConfigError
 from packer.runtime.shard import even_edges
 from packer.runtime.ulysses import UlyssesAttention, head_repeats, key_value_heads, query_heads
+from tests.attentions import flash, flash_varlen, of_ones_own, reference, segments_of, varlen
 from tests.ranks import BACKENDS, run_ranks
 
 HEAD_DIM, VALUE_DIM = 8, 4
-
-
-def segments_of(cu_seqlens: torch.Tensor) -> torch.Tensor:
-    """(T,) the number of the segment of each position."""
-    lengths = cu_seqlens.diff().long()
-    return torch.repeat_interleave(torch.arange(len(lengths), device=lengths.device), lengths)
-
-
-def reference(query, key, value, cu_seqlens, *, causal=True):
-    """Softmax over everything a query may see, written out: (B, T, H, D) in and out."""
-    group = query.shape[2] // key.shape[2]
-    key, value = (x.repeat_interleave(group, dim=2) for x in (key, value))
-    scores = torch.einsum("bthd,bshd->bhts", query, key) / query.shape[3] ** 0.5
-    length = query.shape[1]
-    seen = torch.ones(length, length, dtype=torch.bool, device=query.device)
-    if causal:
-        seen = seen.tril()
-    if cu_seqlens is not None:
-        segments = segments_of(cu_seqlens)
-        seen = seen & (segments[:, None] == segments[None, :])
-    return torch.einsum("bhts,bshd->bthd", scores.masked_fill(~seen, -torch.inf).softmax(-1), value)
-
-
-def varlen(query, key, value, cu_seq_q, cu_seq_k, max_q, max_k, *, window_size=(-1, -1)):
-    """What torch's ``varlen_attn`` computes, with the parameters of the version without grouped heads."""
-    assert query.shape[1] == key.shape[1]
-    assert max_q >= int(cu_seq_q.diff().max())
-    causal = window_size == (-1, 0)
-    return _end_to_end(query, key, value, cu_seq_q, causal)
-
-
-def flash_varlen(
-    q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, softmax_scale=None, causal=False
-):
-    """What ``flash_attn_varlen_func`` computes; some versions return statistics beside it."""
-    return _end_to_end(q, k, v, cu_seqlens_q, causal), None
-
-
-def flash(q, k, v, softmax_scale=None, causal=False):
-    """What ``flash_attn_func`` computes."""
-    return reference(q, k, v, None, causal=causal)
-
-
-def of_ones_own(query, key, value):
-    return reference(query, key, value, None)
-
-
-def _end_to_end(query, key, value, cu_seqlens, causal):
-    rows = [
-        reference(query[None, a:b], key[None, a:b], value[None, a:b], None, causal=causal)[0]
-        for a, b in pairwise(cu_seqlens.tolist())
-    ]
-    return torch.cat(rows)
 
 
 class Case(NamedTuple):
