@@ -45,8 +45,31 @@ from .progress import ProgressDisplay
     "--labels-column", metavar="NAME", help="List column; labels that are not -100 become metric loss_tokens."
 )
 @click.option("--no-shift", is_flag=True, help="Count the first label of a sample, too.")
-@click.option("--workers", default=1, show_default=True, help="Processes; any number gives the same files.")
-@click.option("--overwrite", is_flag=True, help="Replace an existing metrics directory.")
+@click.option(
+    "--metric",
+    "metrics",
+    multiple=True,
+    metavar="NAME",
+    help="A further metric: vocab_rarity, or a function of yours as package.module:function. Repeatable.",
+)
+@click.option(
+    "--curriculum-files", is_flag=True, help="Write the index files of DeepSpeed's curriculum, too."
+)
+@click.option(
+    "--write-tokens",
+    type=click.Path(path_type=Path),
+    metavar="PREFIX",
+    help="Keep the tokens of a text as PREFIX.bin and PREFIX.idx, for Megatron and for open_dataset.",
+)
+@click.option(
+    "--workers",
+    type=int,
+    metavar="N",
+    help="Processes, or CPUs of Ray; any number gives the same files.  [default: 1, or all of Ray]",
+)
+@click.option("--executor", type=click.Choice(["local", "ray"]), default="local", show_default=True)
+@click.option("--ray-address", metavar="ADDRESS", help="A Ray cluster; by default Ray is started here.")
+@click.option("--overwrite", is_flag=True, help="Replace an existing metrics directory and token files.")
 @click.option("--json", "as_json", is_flag=True, help="Print the result for machines.")
 def analyze(
     sources: tuple[str, ...],

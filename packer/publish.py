@@ -40,7 +40,7 @@ def published_directory(
     partial = target.with_name(f".{target.name}.partial")
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        with _exclusive_lock(target):
+        with exclusive_lock(target):
             _restore_replaced(target)
             _refuse_existing(target, marker, overwrite)  # the run that held the lock may have published it
             if not keep_partial and partial.exists():
@@ -92,8 +92,12 @@ def _refuse_existing(target: Path, marker: str, overwrite: bool) -> None:
 
 
 @contextmanager
-def _exclusive_lock(target: Path) -> Iterator[None]:
-    """Hold ``.NAME.lock`` beside the target; the kernel drops the lock with the process, however it ends."""
+def exclusive_lock(target: Path) -> Iterator[None]:
+    """Hold ``.NAME.lock`` beside the target; the kernel drops the lock with the process, however it ends.
+
+    Raises:
+        TargetBusyError: another process holds it.
+    """
     path = target.with_name(f".{target.name}.lock")
     while True:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)

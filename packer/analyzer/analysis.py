@@ -3,33 +3,37 @@
 import os
 import shutil
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
+from functools import partial
 from pathlib import Path
 from time import monotonic
 from typing import Any
 
-import numpy as np
-
-from packer._version import __version__
 from packer.analyzer.executors import choose_executor
 from packer.analyzer.journal import Journal
 from packer.analyzer.options import ColumnChoice, define_length
 from packer.analyzer.progress import Listener
 from packer.analyzer.result import AnalyzeResult, suspicions
-from packer.analyzer.stages import LENGTHS, Stage
-from packer.analyzer.tasks import MeasureUnit, UnitLengths
+from packer.analyzer.sample_metrics import MetricFunction, resolve_metrics
+from packer.analyzer.token_files import TokenFiles
+from packer.analyzer.work import Work
 from packer.analyzer.writing import write_metrics
-from packer.errors import ConfigError, PackerError, SourceChangedError, SourceError, WorkerLostError
-from packer.metrics import MANIFEST_NAME, Manifest
+from packer.errors import (
+    ConfigError,
+    PackerError,
+    SourceChangedError,
+    SourceError,
+    TargetWriteError,
+    WorkerLostError,
+)
+from packer.metrics import MANIFEST_NAME
 from packer.publish import published_directory
-from packer.samples import LengthDefinition, check_definition
-from packer.sources import Source, Unit, open_source
+from packer.samples import check_definition
+from packer.sources import Source, open_source
 
 Paths = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 
 _JOURNAL = ".journal"
-_UNIT_BYTES = 16 << 20
-_UNIT_BYTES_OF_TEXT = 1 << 20  # enough for a tokenizer to be busy for about a second
 
 
 def analyze(
@@ -44,7 +48,12 @@ def analyze(
     special_tokens: bool = True,
     labels_column: str | None = None,
     shift: bool = True,
-    workers: int = 1,
+    metrics: Sequence[str | MetricFunction] = (),
+    curriculum_files: bool = False,
+    write_tokens: str | os.PathLike[str] | None = None,
+    workers: int | None = None,
+    executor: str = "local",
+    ray_address: str | None = None,
     overwrite: bool = False,
     progress: Listener | None = None,
 ) -> AnalyzeResult:
@@ -64,19 +73,24 @@ def analyze(
         special_tokens: count the tokens that the tokenizer adds to a text.
         labels_column: list column of labels; those that are not −100 give the metric ``loss_tokens``.
         shift: leave out the first label of each sample, as a model does that predicts the next token.
-        workers: processes; any number gives the same files.
-        overwrite: replace an existing metrics directory.
+        metrics: further ones: ``vocab_rarity``, ``module:function``, or functions; see ``sample_metric``.
+        curriculum_files: write the index files of DeepSpeed's curriculum sampler beside every metric.
+        write_tokens: keep the tokens of a text as ``PREFIX.bin`` and ``PREFIX.idx`` for Megatron.
+        workers: processes (1), or CPUs of Ray (all); any number gives the same files.
+        executor: ``local`` or ``ray``.
+        ray_address: of a Ray cluster; by default Ray is started here.
+        overwrite: replace an existing metrics directory, and existing token files.
         progress: called after every unit of work.
 
     Raises:
         ConfigError: no length definition, or several, or options that do not fit each other.
         SourceError: the data set cannot be read, or changed meanwhile; the message names file and place.
-        TargetExistsError: ``out`` exists already.
+        TargetExistsError: ``out``, or a token file, exists already.
         TargetBusyError: another run is writing ``out``.
         WorkerLostError: a worker process died; what was finished is kept for the next run.
     """
     start = monotonic()
-    executor = choose_executor(workers)
+    run = choose_executor(workers, executor, ray_address)
     opened = open_source(source)
     definition = define_length(
         opened,
@@ -90,22 +104,33 @@ def analyze(
         shift=shift,
     )
     check_definition(opened, definition)
-    _check_target_apart(Path(out), opened)
+    further = resolve_metrics(metrics, definition)
+    tokens = None if write_tokens is None else TokenFiles(write_tokens, definition)
+    _check_apart(Path(out), opened, tokens)
     with (
         published_directory(out, marker=MANIFEST_NAME, overwrite=overwrite, keep_partial=True) as folder,
-        _swept_unless_resumable(folder),
+        _resumable(folder, tokens, overwrite),
     ):
-        stage = _plan_work(opened, definition)
         identity = opened.identity()
-        job = {"version": __version__, "sources": identity, "definition": definition.to_json()}
-        with Journal(folder / _JOURNAL, job) as journal:
+        work = Work.over(opened, definition, further, tokens.dtype if tokens else None)
+        with Journal(folder / _JOURNAL, work.job(identity)) as journal:
             try:
-                num_units_reused = stage.run(journal, executor, progress)
+                num_units_reused = work.run(journal, run, progress)
             except SourceError:
                 _check_unchanged(source, identity)
                 raise
             _check_unchanged(source, identity)
-            manifest = _merge(folder, journal, stage.units, identity, definition)
+            manifest = write_metrics(
+                folder,
+                partial(work.lengths, journal),
+                sources=work.with_row_counts(identity, journal),
+                definition=definition.to_json(),
+                further=further,
+                curriculum_files=curriculum_files,
+                tokens=tokens,
+            )
+        if tokens is not None:
+            tokens.publish()
         (folder / _JOURNAL).unlink()
     return AnalyzeResult(
         path=Path(out),
@@ -116,28 +141,31 @@ def analyze(
     )
 
 
-def _check_target_apart(out: Path, source: Source) -> None:
-    """Refuse a target that holds the data set: ``overwrite`` would remove it."""
+def _check_apart(out: Path, source: Source, tokens: TokenFiles | None) -> None:
+    """Refuse a target that holds the data set or the token files: replacing it would remove them."""
     folder = out.resolve()
     for file in source.files:
         if folder in Path(file).resolve().parents:
             raise ConfigError(f"--out {out} holds the data set itself ({file}); choose another directory")
+    if tokens is not None and folder in tokens.prefix.resolve().parents:
+        raise ConfigError(f"--write-tokens {tokens.prefix} is inside --out {out}; choose another place")
 
 
 @contextmanager
-def _swept_unless_resumable(folder: Path) -> Iterator[None]:
+def _resumable(folder: Path, tokens: TokenFiles | None, overwrite: bool) -> Iterator[None]:
     """Start from the journal alone; after an error that another run would meet again, leave nothing."""
-    for path in folder.iterdir():
-        if path.is_dir():
-            shutil.rmtree(path)
-        elif path.name != _JOURNAL:
-            path.unlink()
-    try:
-        yield
-    except PackerError as error:
-        if not isinstance(error, WorkerLostError):
-            shutil.rmtree(folder)
-        raise
+    with nullcontext() if tokens is None else tokens.reserved(folder, overwrite=overwrite):
+        for path in folder.iterdir():
+            if path.is_dir():
+                shutil.rmtree(path)
+            elif path.name != _JOURNAL:
+                path.unlink()
+        try:
+            yield
+        except PackerError as error:
+            if not isinstance(error, WorkerLostError | TargetWriteError):
+                shutil.rmtree(folder)
+            raise
 
 
 def _check_unchanged(source: Paths, identity: list[dict[str, Any]]) -> None:
@@ -145,40 +173,3 @@ def _check_unchanged(source: Paths, identity: list[dict[str, Any]]) -> None:
         raise SourceChangedError(
             "the data set changed while it was analyzed; run again once nothing writes to it"
         )
-
-
-def _plan_work(source: Source, definition: LengthDefinition) -> Stage[Unit]:
-    by_text = definition.kind in ("text", "messages")
-    units = source.units(
-        list(definition.read_columns), target_bytes=_UNIT_BYTES_OF_TEXT if by_text else _UNIT_BYTES
-    )
-    return Stage(
-        number=LENGTHS,
-        name="measuring",
-        task=MeasureUnit(source, definition),
-        units=units,
-        size_of=lambda unit: unit.num_bytes,
-        count=lambda payload: UnitLengths.unpack(payload).totals,
-    )
-
-
-def _merge(
-    folder: Path,
-    journal: Journal,
-    units: Sequence[Unit],
-    identity: list[dict[str, Any]],
-    definition: LengthDefinition,
-) -> Manifest:
-    rows_of_part = np.zeros(len(identity), dtype=np.int64)
-    for number, unit in enumerate(units):
-        rows_of_part[unit.part] += UnitLengths.unpack(journal.payload(LENGTHS, number)).num_rows
-    sources = [
-        {**described, "num_rows": int(num_rows)}
-        for described, num_rows in zip(identity, rows_of_part, strict=True)
-    ]
-    return write_metrics(
-        folder,
-        lambda: (UnitLengths.unpack(journal.payload(LENGTHS, number)) for number in range(len(units))),
-        sources=sources,
-        definition=definition.to_json(),
-    )

@@ -8,12 +8,13 @@ from time import monotonic
 from typing import Any
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 from packer.analyzer.executors import choose_executor
 from packer.analyzer.journal import Journal
 from packer.analyzer.progress import Listener
 from packer.analyzer.result import AnalyzeResult, suspicions
+from packer.analyzer.sample_metrics import check_integers
 from packer.analyzer.stages import LENGTHS, Stage
 from packer.analyzer.tasks import UnitLengths
 from packer.analyzer.writing import write_metrics
@@ -77,7 +78,7 @@ def analyze_dataset(
                 folder,
                 lambda: (UnitLengths.unpack(journal.payload(LENGTHS, n)) for n in range(len(stage.units))),
                 sources=[{"format": "dataset", "num_rows": num_samples}],
-                definition={"kind": "dataset", "function": _name_of(seqlens_fn)},
+                definition={"kind": "dataset", "function": _place_of(seqlens_fn)},
             )
         (folder / ".journal").unlink()
     return AnalyzeResult(
@@ -91,27 +92,19 @@ class _MeasureSamples:
     seqlens_fn: SeqlensFunction
 
     def __call__(self, rows: range) -> bytes:
-        seqlens = self._checked(np.asarray(self.seqlens_fn(_samples(self.dataset, rows))), rows)
-        return UnitLengths({SEQLEN: seqlens}, 0, int(np.count_nonzero(seqlens == 0))).pack()
-
-    def _checked(self, seqlens: NDArray[Any], rows: range) -> NDArray[np.int64]:
-        batch = f"samples {rows.start} to {rows.stop - 1}"
-        if seqlens.shape != (len(rows),):
-            raise SourceError(
-                f"{_name_of(self.seqlens_fn)} returned an array of shape {seqlens.shape} for {batch}; "
-                f"it has to return {len(rows)} integers, one a sample"
-            )
-        if seqlens.dtype.kind not in "iu":
-            raise SourceError(
-                f"{_name_of(self.seqlens_fn)} returned {seqlens.dtype} for {batch}; lengths are integers"
-            )
+        place = _place_of(self.seqlens_fn)
+        seqlens = check_integers(
+            np.asarray(self.seqlens_fn(_samples(self.dataset, rows))),
+            len(rows),
+            f"{place} (samples from {rows.start})",
+        )
         wrong = np.flatnonzero(seqlens < 0)
         if wrong.size:
             raise SourceError(
-                f"{_name_of(self.seqlens_fn)} returned {seqlens[wrong[0]]} for sample {rows[int(wrong[0])]}; "
+                f"{place} returned {seqlens[wrong[0]]} for sample {rows[int(wrong[0])]}; "
                 "a length is 0 or more"
             )
-        return seqlens.astype(np.int64)
+        return UnitLengths({SEQLEN: seqlens}, 0, int(np.count_nonzero(seqlens == 0))).pack()
 
 
 def _samples(dataset: Any, rows: Sequence[int]) -> list[Any]:
@@ -120,6 +113,6 @@ def _samples(dataset: Any, rows: Sequence[int]) -> list[Any]:
     return [dataset[row] for row in rows]
 
 
-def _name_of(function: Callable[..., Any]) -> str:
+def _place_of(function: Callable[..., Any]) -> str:
     name = getattr(function, "__qualname__", type(function).__qualname__)
-    return f"{getattr(function, '__module__', '?')}.{name}"
+    return f"{function.__module__}:{name}"

@@ -27,15 +27,23 @@ class Executor(Protocol):
         """Run them all; the first error ends it."""
 
 
-def choose_executor(workers: int) -> Executor:
-    """Return what runs units in as many processes.
+def choose_executor(workers: int | None, executor: str = "local", ray_address: str | None = None) -> Executor:
+    """Return what runs units, by the options of ``analyze``.
 
     Raises:
-        ConfigError: there would be none.
+        ConfigError: no worker at all, an unknown executor, or an address without Ray.
     """
-    if workers < 1:
+    if workers is not None and workers < 1:
         raise ConfigError(f"--workers {workers}: at least one worker has to do the work")
-    return run_here if workers == 1 else partial(run_in_processes, workers=workers)
+    if executor == "ray":
+        from packer.analyzer.ray_executor import run_on_ray
+
+        return partial(run_on_ray, workers=workers, address=ray_address)
+    if executor != "local":
+        raise ConfigError(f"--executor {executor}: there are local and ray")
+    if ray_address is not None:
+        raise ConfigError("--ray-address has no meaning without --executor ray; add it")
+    return run_here if workers in (None, 1) else partial(run_in_processes, workers=workers)
 
 
 def run_here(task: Task[U], units: Sequence[tuple[int, U]]) -> Iterator[tuple[int, bytes]]:

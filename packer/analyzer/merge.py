@@ -23,6 +23,8 @@ class MergedMetric:
     summary: MetricSummary
     files: dict[str, FileDigest]
     """By path inside the metrics directory."""
+    values: NDArray[np.integer]
+    """(samples,) the file, mapped."""
 
 
 def merge_metric(folder: Path, name: str, pieces: Pieces, num_samples: int) -> MergedMetric:
@@ -45,8 +47,9 @@ def merge_metric(folder: Path, name: str, pieces: Pieces, num_samples: int) -> M
     dtype: np.dtype[np.integer] = np.dtype(np.int32) if fits else np.dtype(np.int64)
     files = write_sample_to_metric(folder, name, pieces(), num_samples, dtype)
 
+    written = np.memmap(folder / name / f"{name}_sample_to_metric.bin", dtype=dtype, mode="r")
+
     def above_smallest() -> Iterator[NDArray[np.int64]]:
-        written = np.memmap(folder / name / f"{name}_sample_to_metric.bin", dtype=dtype, mode="r")
         for start in range(0, num_samples, _CHUNK_ITEMS):
             yield written[start : start + _CHUNK_ITEMS].astype(np.int64) - smallest
 
@@ -55,7 +58,7 @@ def merge_metric(folder: Path, name: str, pieces: Pieces, num_samples: int) -> M
         for rank in ((num_samples - 1) // 2, -(-num_samples * 99 // 100) - 1)
     )
     summary = MetricSummary(min=smallest, median=median, p99=p99, max=largest, total=total)
-    return MergedMetric(summary=summary, files=files)
+    return MergedMetric(summary=summary, files=files, values=written)
 
 
 def exact_sum(values: NDArray[np.integer]) -> int:

@@ -13,6 +13,9 @@ U = TypeVar("U")
 LENGTHS = 0
 """Number of the stage that measures."""
 
+VOCABULARY = 1
+"""Number of the stage, before that one, that counts how often each token id occurs."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Stage(Generic[U]):

@@ -1,25 +1,40 @@
 """The work on one unit: read it, measure it, and pack what is worth keeping into a payload."""
 
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any, TypeVar
 
 import numpy as np
+import pyarrow as pa
 from numpy.typing import NDArray
 
 from packer.analyzer.payload import pack_arrays, unpack_arrays
-from packer.samples import LengthDefinition, measure_unit
-from packer.sources import Source, Unit
+from packer.analyzer.sample_metrics import TOKEN_IDS, SampleMetric
+from packer.errors import ColumnError, SourceError
+from packer.samples import LengthDefinition, Measurement, measure
+from packer.samples.ragged import RowError
+from packer.samples.tokens import Encoded, encode
+from packer.sources import Columns, Source, Unit, take_column
 
-_COUNTS = "@counts"  # beside the metrics, whose names begin with a letter or a digit
+T = TypeVar("T")
+
+# beside the metrics, whose names begin with a letter or a digit
+_COUNTS = "@counts"
+_TOKEN_IDS = "@token_ids"
+
+_LARGEST_TOKEN_ID = (1 << 24) - 1
 
 
 @dataclass(frozen=True, slots=True)
 class UnitLengths:
     """The lengths of one unit, as the journal keeps them."""
 
-    values: dict[str, NDArray[np.integer]]
-    """Metric to (rows,) int64; empty where the unit has no rows."""
+    values: Mapping[str, NDArray[np.integer]]
+    """Metric to (rows,) int64, the main one first; empty where the unit has no rows."""
     num_nulls: int
     num_empties: int
+    token_ids: NDArray[np.integer] | None = None
+    """(tokens,) the ids of all rows end to end, where they are to be written."""
 
     @property
     def num_rows(self) -> int:
@@ -34,14 +49,15 @@ class UnitLengths:
 
     def pack(self) -> bytes:
         """Return the payload."""
-        return pack_arrays(self.values | {_COUNTS: np.array([self.num_nulls, self.num_empties])})
+        arrays = {**self.values, _COUNTS: np.array([self.num_nulls, self.num_empties])}
+        return pack_arrays(arrays if self.token_ids is None else arrays | {_TOKEN_IDS: self.token_ids})
 
     @classmethod
     def unpack(cls, payload: memoryview) -> "UnitLengths":
-        """Read a payload; the values are views of it."""
+        """Read a payload; the arrays are views of it."""
         values = unpack_arrays(payload)
         num_nulls, num_empties = values.pop(_COUNTS).tolist()
-        return cls(values, num_nulls, num_empties)
+        return cls(values, num_nulls, num_empties, values.pop(_TOKEN_IDS, None))
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,13 +66,127 @@ class MeasureUnit:
 
     source: Source
     definition: LengthDefinition
+    metrics: tuple[SampleMetric, ...] = ()
+    vocabulary: NDArray[np.int64] | None = None
+    """(ids,) how often each token id occurs in the data set, for the metrics that need it."""
+    token_dtype: np.dtype[np.integer] | None = None
+    """Keep the token ids, in this type."""
 
     def __call__(self, unit: Unit) -> bytes:
         """Return the payload of a ``UnitLengths``."""
-        batches = list(measure_unit(self.source, unit, self.definition))
-        names = batches[0].lengths if batches else ()
+        batches = list(_over_batches(self.source, unit, self._columns, self._measure))
+        names = batches[0].values if batches else ()
+        token_ids = [batch.token_ids for batch in batches if batch.token_ids is not None]
         return UnitLengths(
-            {name: np.concatenate([batch.lengths[name] for batch in batches]) for name in names},
-            sum(batch.num_null for batch in batches),
-            sum(batch.num_empty for batch in batches),
+            {name: np.concatenate([batch.values[name] for batch in batches]) for name in names},
+            sum(batch.num_nulls for batch in batches),
+            sum(batch.num_empties for batch in batches),
+            np.concatenate(token_ids) if token_ids else None,
         ).pack()
+
+    @property
+    def _columns(self) -> Columns:
+        wanted: dict[str, Any] = {column: None for metric in self.metrics for column in metric.needs.columns}
+        return wanted | dict(self.definition.read_columns)
+
+    def _measure(self, batch: pa.RecordBatch) -> UnitLengths:
+        wants_ids = self.token_dtype is not None or any(metric.needs.token_ids for metric in self.metrics)
+        encoded = encode(batch, self.definition) if wants_ids else None
+        lengths, num_nulls, num_empties = _measure(batch, self.definition, encoded)
+        if encoded is not None:
+            batch = _with_token_ids(batch, encoded)
+        further = {metric.name: metric(batch, self.vocabulary) for metric in self.metrics}
+        kept = (
+            None if encoded is None or self.token_dtype is None else _narrowed(encoded.ids, self.token_dtype)
+        )
+        return UnitLengths(lengths | further, num_nulls, num_empties, kept)
+
+
+@dataclass(frozen=True, slots=True)
+class CountVocabulary:
+    """Counts how often each token id occurs in a unit."""
+
+    source: Source
+    definition: LengthDefinition
+
+    def __call__(self, unit: Unit) -> bytes:
+        """Return a payload of the ids that occur and their counts; `add_vocabulary` reads it."""
+        totals = np.zeros(0, dtype=np.int64)
+        num_rows = 0
+        for counts, rows in _over_batches(self.source, unit, self.definition.read_columns, self._count):
+            if len(counts) > len(totals):
+                totals, counts = counts, totals
+            totals[: len(counts)] += counts
+            num_rows += rows
+        ids = np.flatnonzero(totals)
+        return pack_arrays({"ids": ids, "counts": totals[ids], "rows": np.array([num_rows])})
+
+    def _count(self, batch: pa.RecordBatch) -> tuple[NDArray[np.int64], int]:
+        ids, lengths = encode(batch, self.definition)
+        if ids.dtype.kind not in "iu":
+            raise ColumnError(f"column {self.definition.columns[0][1]!r} holds {ids.dtype}, no token ids")
+        if len(ids) and not 0 <= int(ids.min()) <= int(ids.max()) <= _LARGEST_TOKEN_ID:
+            wrong = (ids < 0) | (ids > _LARGEST_TOKEN_ID)
+            at = int(np.argmax(wrong))
+            row = int(np.searchsorted(np.cumsum(lengths), at, side="right"))
+            raise RowError(
+                row, f"token id {ids[at]} is not within 0 to {_LARGEST_TOKEN_ID}, so there is no vocabulary"
+            )
+        return np.bincount(ids.astype(np.int64, copy=False)), len(lengths)
+
+
+def add_vocabulary(payloads: Iterable[memoryview]) -> NDArray[np.int64]:
+    """(ids,) how often each token id occurs in all units of `CountVocabulary`."""
+    total = np.zeros(0, dtype=np.int64)
+    for payload in payloads:
+        unit = unpack_arrays(payload)
+        needed = int(unit["ids"][-1]) + 1 if len(unit["ids"]) else 0
+        total = np.pad(total, (0, max(0, needed - len(total))))
+        total[unit["ids"]] += unit["counts"]
+    return total
+
+
+def vocabulary_totals(payload: memoryview) -> tuple[int, int]:
+    """Rows and tokens of a payload of `CountVocabulary`."""
+    unit = unpack_arrays(payload)
+    return int(unit["rows"][0]), int(unit["counts"].sum())
+
+
+def _over_batches(
+    source: Source, unit: Unit, columns: Columns, work: Callable[[pa.RecordBatch], T]
+) -> Iterator[T]:
+    """Yield what ``work`` makes of each batch of a unit; an error of a row gets the row's place."""
+    num_rows = 0
+    for batch in source.read(unit, columns):
+        try:
+            yield work(batch)
+        except RowError as error:
+            raise SourceError(f"{source.place(unit, num_rows + error.row)}: {error}") from error
+        num_rows += batch.num_rows
+
+
+def _measure(batch: pa.RecordBatch, definition: LengthDefinition, encoded: Encoded | None) -> Measurement:
+    """Measure a batch, without tokenizing a text that has been tokenized already."""
+    if encoded is None or definition.kind != "text":
+        return measure(batch, definition)
+    metric, column = definition.columns[0]
+    num_null = take_column(batch, column).null_count
+    num_empty = int(np.count_nonzero(encoded.lengths == 0)) - num_null
+    return Measurement({metric: encoded.lengths}, num_null, num_empty)
+
+
+def _with_token_ids(batch: pa.RecordBatch, encoded: Encoded) -> pa.RecordBatch:
+    """Add the token ids as a column; a column of that name gives way."""
+    offsets = pa.array(np.concatenate([[0], np.cumsum(encoded.lengths)]))
+    column = pa.LargeListArray.from_arrays(offsets, pa.array(encoded.ids))
+    if TOKEN_IDS in batch.schema.names:
+        batch = batch.drop_columns(TOKEN_IDS)
+    return batch.append_column(TOKEN_IDS, column)
+
+
+def _narrowed(ids: NDArray[np.integer], dtype: np.dtype[np.integer]) -> NDArray[np.integer]:
+    if len(ids) and int(ids.max()) > np.iinfo(dtype).max:
+        raise SourceError(
+            f"the tokenizer gives id {ids.max()}, which {dtype} cannot hold; its vocabulary is wrong"
+        )
+    return ids.astype(dtype)

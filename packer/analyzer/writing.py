@@ -1,6 +1,6 @@
 """From the lengths of all units to the files of a metrics directory and its manifest."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -8,26 +8,38 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from packer.analyzer.merge import merge_metric
+from packer.analyzer.curriculum import write_curriculum_files
+from packer.analyzer.merge import MergedMetric, merge_metric
+from packer.analyzer.sample_metrics import SampleMetric
 from packer.analyzer.tasks import UnitLengths
+from packer.analyzer.token_files import TokenFiles
 from packer.errors import SourceError
-from packer.metrics import FileDigest, Manifest, MetricSummary
+from packer.metrics import FileDigest, Manifest
+
+Units = Callable[[], Iterable[UnitLengths]]
+"""Gives the lengths of all samples in order, a unit at a time; may be called again."""
 
 
 def write_metrics(
     folder: Path,
-    units: Callable[[], Iterable[UnitLengths]],
+    units: Units,
     *,
     sources: list[dict[str, Any]],
     definition: dict[str, Any],
+    further: Sequence[SampleMetric] = (),
+    curriculum_files: bool = False,
+    tokens: TokenFiles | None = None,
 ) -> Manifest:
-    """Write every metric's files, then the manifest.
+    """Write every metric's files and the token files, then the manifest.
 
     Args:
         folder: the directory to fill.
-        units: the lengths of all samples in order; may be called again.
+        units: the lengths of all samples.
         sources: row count and identity of each file.
         definition: what was measured, as the manifest records it.
+        further: metrics beyond the definition's.
+        curriculum_files: write the index files of DeepSpeed's curriculum, too.
+        tokens: the token files to write, still without their final names.
 
     Raises:
         SourceError: there is not one sample.
@@ -41,24 +53,28 @@ def write_metrics(
         names = names or list(unit.values)
     if num_samples == 0:
         raise SourceError("the data set is empty; name one that has rows")
-    summaries: dict[str, MetricSummary] = {}
+    merged: dict[str, MergedMetric] = {}
     files: dict[str, FileDigest] = {}
     for name in names:
-        merged = merge_metric(folder, name, partial(_values_of, name, units), num_samples)
-        summaries[name] = merged.summary
-        files |= merged.files
+        merged[name] = merge_metric(folder, name, partial(_values_of, name, units), num_samples)
+        files |= merged[name].files
+        if curriculum_files:
+            files |= write_curriculum_files(folder, name, merged[name].values)
+    ids = (unit.token_ids for unit in units() if unit.token_ids is not None)
     manifest = Manifest(
         num_samples=num_samples,
         num_nulls=num_nulls,
         num_empties=num_empties,
         sources=sources,
         definition=definition,
-        metrics=summaries,
+        metrics={name: metric.summary for name, metric in merged.items()},
         files=files,
+        functions={metric.name: metric.place for metric in further},
+        tokens=None if tokens is None else tokens.write(ids, merged[names[0]].values),
     )
     manifest.save(folder)
     return manifest
 
 
-def _values_of(name: str, units: Callable[[], Iterable[UnitLengths]]) -> Iterator[NDArray[np.integer]]:
+def _values_of(name: str, units: Units) -> Iterator[NDArray[np.integer]]:
     return (unit.values[name] for unit in units() if unit.values)

@@ -1,7 +1,14 @@
 """Metrics directories: DeepSpeed's files, a manifest beside them, and one reader for ours and theirs."""
 
 from packer.metrics.directory import Metrics, open_metrics
-from packer.metrics.manifest import MANIFEST_NAME, FileDigest, Manifest, MetricSummary
+from packer.metrics.manifest import (
+    MANIFEST_NAME,
+    FileDigest,
+    Manifest,
+    MetricSummary,
+    load_manifest,
+    sha256_of,
+)
 from packer.metrics.writer import HashedFile, write_items, write_sample_to_metric
 
 __all__ = [
@@ -11,7 +18,9 @@ __all__ = [
     "Manifest",
     "MetricSummary",
     "Metrics",
+    "load_manifest",
     "open_metrics",
+    "sha256_of",
     "write_items",
     "write_sample_to_metric",
 ]

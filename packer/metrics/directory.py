@@ -1,6 +1,5 @@
 """A metrics directory, ours or DeepSpeed's: one integer per sample and metric, memory-mapped."""
 
-import hashlib
 import os
 from dataclasses import dataclass
 from functools import cached_property
@@ -11,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from packer.errors import MetricsError
-from packer.metrics.manifest import MANIFEST_NAME, Manifest, fingerprint_of, load_manifest
+from packer.metrics.manifest import MANIFEST_NAME, Manifest, fingerprint_of, load_manifest, sha256_of
 from packer.mmididx import DEEPSPEED_DTYPES, MEGATRON_DTYPES, IndexFile, read_index
 
 _CHUNK_ITEMS = 1 << 20
@@ -74,12 +73,12 @@ class Metrics:
         if self.manifest is None:
             return
         for name, digest in self.manifest.files.items():
-            if _sha256(self.path / name) != digest.sha256:
+            if sha256_of(self.path / name) != digest.sha256:
                 raise MetricsError(f"{self.path / name} is not the file that was written; analyze again")
 
     def _hashes(self) -> dict[str, str]:
         paths = [_prefix(self.path, name, suffix) for name in self.names for suffix in ("bin", "idx")]
-        return {path.relative_to(self.path).as_posix(): _sha256(path) for path in paths}
+        return {path.relative_to(self.path).as_posix(): sha256_of(path) for path in paths}
 
 
 def open_metrics(path: str | os.PathLike[str]) -> Metrics:
@@ -185,11 +184,3 @@ def _check_one_value_per_item(path: Path, index: IndexFile, item_bytes: int) -> 
 
 def _prefix(path: Path, name: str, suffix: str) -> Path:
     return path / name / f"{name}_sample_to_metric.{suffix}"
-
-
-def _sha256(path: Path) -> str:
-    try:
-        with path.open("rb") as stream:
-            return hashlib.file_digest(stream, "sha256").hexdigest()
-    except OSError as error:
-        raise MetricsError(f"cannot read {path}: {error.strerror}") from error

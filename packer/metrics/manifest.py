@@ -3,7 +3,7 @@
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +54,10 @@ class Manifest:
     metrics: dict[str, MetricSummary]
     files: dict[str, FileDigest]
     """By path inside the directory."""
+    functions: dict[str, str] = field(default_factory=dict)
+    """Metrics beyond the definition's, each with the ``module:function`` that gave it."""
+    tokens: dict[str, FileDigest] | None = None
+    """The token files that were written of the same samples: ``bin`` and ``idx``."""
 
     @property
     def fingerprint(self) -> str:
@@ -76,6 +80,19 @@ def fingerprint_of(hashes: Mapping[str, str]) -> str:
     """Hash the hashes of the sample_to_metric files, by path; other files are derived from these."""
     named = sorted((path, sha256) for path, sha256 in hashes.items() if "_sample_to_metric." in path)
     return hashlib.sha256(json.dumps(named).encode()).hexdigest()
+
+
+def sha256_of(path: Path) -> str:
+    """Return the hexadecimal SHA-256 of a file.
+
+    Raises:
+        MetricsError: it cannot be read.
+    """
+    try:
+        with path.open("rb") as stream:
+            return hashlib.file_digest(stream, "sha256").hexdigest()
+    except OSError as error:
+        raise MetricsError(f"cannot read {path}: {error.strerror}") from error
 
 
 def load_manifest(folder: Path) -> Manifest:
@@ -109,7 +126,9 @@ def load_manifest(folder: Path) -> Manifest:
             sources=list(content["sources"]),
             definition=dict(content["definition"]),
             metrics={name: MetricSummary(**summary) for name, summary in content["metrics"].items()},
-            files={name: FileDigest(**digest) for name, digest in content["files"].items()},
+            files=_digests(content["files"]),
+            functions=dict(content["functions"]),
+            tokens=None if content["tokens"] is None else _digests(content["tokens"]),
         )
         intact = content["fingerprint"] == manifest.fingerprint
     except (KeyError, TypeError, ValueError, AttributeError) as error:
@@ -117,3 +136,7 @@ def load_manifest(folder: Path) -> Manifest:
     if not intact:
         raise MetricsError(f"{path} was edited: its fingerprint is not that of its files; analyze again")
     return manifest
+
+
+def _digests(content: dict[str, dict[str, Any]]) -> dict[str, FileDigest]:
+    return {name: FileDigest(**digest) for name, digest in content.items()}

@@ -31,7 +31,7 @@ from packer.publish import published_directory
 @pytest.fixture(autouse=True)
 def small_units(monkeypatch):
     """A unit a row group, so that little data makes many units."""
-    monkeypatch.setattr("packer.analyzer.analysis._UNIT_BYTES", 1)
+    monkeypatch.setattr("packer.analyzer.work.UNIT_BYTES", 1)
 
 
 def write_lists(path: Path, rows: list, *, name: str = "input_ids", group: int = 5, **more: pa.Array) -> Path:
@@ -284,7 +284,7 @@ def test_units_of_another_job_are_not_reused(tmp_path, lists, monkeypatch, chang
     elif change == "definition":
         options = {"tokens_column": {"ids": "input_ids"}}
     else:
-        monkeypatch.setattr("packer.analyzer.analysis.__version__", "9.9.9")
+        monkeypatch.setattr("packer.analyzer.work.__version__", "9.9.9")
     result = packer.analyze(lists, out=tmp_path / "m", **options)
     assert result.num_units_reused == 0
     assert open_metrics(tmp_path / "m").metric(next(iter(result.manifest.metrics))).tolist() == rows
@@ -292,8 +292,8 @@ def test_units_of_another_job_are_not_reused(tmp_path, lists, monkeypatch, chang
 
 KILLED_RUN = """
     import os, signal, sys
-    import packer, packer.analyzer.analysis
-    packer.analyzer.analysis._UNIT_BYTES = 1
+    import packer, packer.analyzer.work
+    packer.analyzer.work.UNIT_BYTES = 1
     data, out, where, workers = sys.argv[1:]
     units = 0
 

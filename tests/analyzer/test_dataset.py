@@ -33,7 +33,7 @@ def test_lengths_are_those_of_the_function(tmp_path, workers):
     metrics = open_metrics(tmp_path / "m")
     assert metrics.metric("seqlen").tolist() == [n % 5 for n in range(25)]
     assert metrics.definition["kind"] == "dataset"
-    assert metrics.definition["function"].endswith("test_dataset.count")
+    assert metrics.definition["function"].endswith("test_dataset:count")
     assert metrics.sources == [{"format": "dataset", "num_rows": 25}]
     assert result.manifest.num_empties == 5
     assert [p.name for p in tmp_path.iterdir()] == ["m"]
@@ -49,8 +49,8 @@ def test_batches_are_used_where_offered(tmp_path):
 @pytest.mark.parametrize(
     ("function", "error", "message"),
     [
-        (lambda batch: [1], SourceError, r"shape \(1,\) for samples 0 to 2; it has to return 3 integers"),
-        (lambda batch: 3, SourceError, r"shape \(\) for samples 0 to 2"),
+        (lambda batch: [1], SourceError, r"shape \(1,\) for 3 samples; it has to return one integer"),
+        (lambda batch: 3, SourceError, r"shape \(\) for 3 samples"),
         (lambda batch: [1.5] * 3, SourceError, "returned float64"),
         (lambda batch: np.array([1, -2, 3]), SourceError, "returned -2 for sample 1"),
     ],
