@@ -10,6 +10,9 @@ import pyarrow as pa
 from packer.plan import schema
 from packer.plan.digest import batch_digest
 
+_WORTH_A_THREAD = 1 << 18
+"""Bytes."""
+
 
 class Target(Protocol):
     """Where a plan's files go."""
@@ -47,10 +50,10 @@ class MemoryTarget:
 
 
 class TableFile:
-    """One table, appended batch by batch; values are hashed in a thread while their bytes are written."""
+    """One table, appended batch by batch; values and bytes are hashed in threads while they are written."""
 
     def __init__(self, target: Target, name: str, columns: pa.Schema, pool: ThreadPoolExecutor) -> None:
-        self._sink = _HashingSink(target.open(name))
+        self._sink = _HashingSink(target.open(name), pool)
         self._writer = pa.ipc.new_file(self._sink, columns)
         self._pool = pool
         self._digests: list[str] = []
@@ -81,16 +84,22 @@ class TableFile:
 class _HashingSink:
     """The file object that Arrow writes to."""
 
-    def __init__(self, stream: Any) -> None:
+    def __init__(self, stream: Any, pool: ThreadPoolExecutor) -> None:
         self._stream = stream
+        self._pool = pool
         self._digest = hashlib.sha256()
         self.size = 0
         self.closed = False
 
     def write(self, data: Any) -> None:
-        self._stream.write(data)
-        self._digest.update(data)
         self.size += len(data)
+        if len(data) < _WORTH_A_THREAD:
+            self._digest.update(data)
+            self._stream.write(data)
+            return
+        hashed = self._pool.submit(self._digest.update, data)
+        self._stream.write(data)
+        hashed.result()
 
     def flush(self) -> None:
         self._stream.flush()

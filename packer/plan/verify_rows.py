@@ -205,8 +205,8 @@ class _Rows:
 
     def sums(self, values: Columns) -> NDArray[np.int64]:
         """Return per row the sum of its pieces' values."""
-        totals = np.concatenate(([0], np.cumsum(values, dtype=np.int64)))
-        return np.diff(totals[self.table.offsets])
+        totals: NDArray[np.int64] = np.add.reduceat(values, self.table.offsets[:-1], dtype=np.int64)
+        return totals
 
     def repeated_in_row(self) -> NDArray[np.bool_]:
         """Return which pieces belong to a sample that has an earlier piece in the same row."""

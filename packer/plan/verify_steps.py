@@ -56,8 +56,8 @@ class StepRules:
         self._cut |= table.starts is not None
         loss = self._loss_tokens(table)
         if loss is not None:
-            totals = np.concatenate(([0], np.cumsum(loss, dtype=np.int64)))
-            self._loss[steps] += np.add.reduceat(np.diff(totals[table.offsets]) * counts, edges)
+            of_row = np.add.reduceat(loss, table.offsets[:-1])
+            self._loss[steps] += np.add.reduceat(of_row * counts, edges)
 
     def _loss_tokens(self, table: MicroBatches) -> NDArray[np.int64] | None:
         """Return the loss tokens of each piece, where the files tell."""

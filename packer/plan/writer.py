@@ -78,7 +78,7 @@ def _write_tables(
     counts: list[dict[str, Any]] = []
     shapes = _ShapeTable()
     totals = _Totals()
-    with ThreadPoolExecutor(max_workers=1) as pool:
+    with ThreadPoolExecutor(max_workers=2) as pool:  # hashes of values, and of bytes
         drops = _DroppedTable(target, facts.num_samples, pool)
         drops.append(None, dropped)
         for number, epoch in enumerate(epochs):
@@ -159,7 +159,6 @@ def _microbatch_arrays(epoch: PlannedEpoch, rows: slice, dp_size: int, grad_accu
     seqlens = epoch.seqlens[pieces]
     num_samples = np.diff(local)
     assert num_samples.min(initial=1) > 0, "a micro-batch holds at least one sample"
-    ends = np.concatenate(([0], np.cumsum(seqlens, dtype=np.int64)))[local]
     arrays: dict[str, Any] = {
         "step": row // (grad_accum * dp_size),
         "accum": (row // dp_size % grad_accum).astype(np.int32),
@@ -167,7 +166,7 @@ def _microbatch_arrays(epoch: PlannedEpoch, rows: slice, dp_size: int, grad_accu
         "sample_ids": (local, epoch.sample_ids[pieces]),
         "seqlens": (local, seqlens),
         "num_samples": num_samples,
-        "num_tokens": np.diff(ends),
+        "num_tokens": np.add.reduceat(seqlens, local[:-1], dtype=np.int64),
         "max_seqlen": np.maximum.reduceat(seqlens, local[:-1]),
         "padded_seqlen": epoch.padded_seqlens[rows],
         "cost": epoch.costs[rows],
