@@ -1,0 +1,198 @@
+"""Best-fit-decreasing decided on a histogram, and ids dealt to the packs it decides.
+
+The decision follows Johnson's best-fit-decreasing exactly, but moves all samples of one length and all packs
+of one residual together, so its time depends on the number of distinct lengths, not of samples. Packs of one
+history form a node; a node remembers its parent, so the path to the root spells the pack's contents.
+"""
+
+import numpy as np
+
+from packer.kernels._jit import inline, jit
+
+NO_NODE = -1
+
+
+@inline
+def _set_bit(words, level_starts, position):
+    """Mark ``position`` in a bitmap with summaries: level k holds a bit for each word of level k − 1."""
+    for level in range(len(level_starts) - 1):
+        words[level_starts[level] + (position >> 6)] |= np.uint64(1) << np.uint64(position & 63)
+        position >>= 6
+
+
+@inline
+def _clear_bit(words, level_starts, position):
+    """Unmark ``position``."""
+    for level in range(len(level_starts) - 1):
+        word = level_starts[level] + (position >> 6)
+        words[word] &= ~(np.uint64(1) << np.uint64(position & 63))
+        if words[word] != 0:
+            return
+        position >>= 6
+
+
+@inline
+def _lowest_bit(word):
+    """Return the index of the lowest set bit of a uint64 that has one."""
+    index = 0
+    for width in (32, 16, 8, 4, 2, 1):
+        if word & ((np.uint64(1) << np.uint64(width)) - np.uint64(1)) == 0:
+            word >>= np.uint64(width)
+            index += width
+    return index
+
+
+@inline
+def _next_bit(words, level_starts, position):
+    """Return the smallest marked position that is not below ``position``, or −1."""
+    level = 0
+    levels = len(level_starts) - 1
+    while level < levels:
+        word = position >> 6
+        if level_starts[level] + word >= level_starts[level + 1]:
+            return -1
+        rest = words[level_starts[level] + word] >> np.uint64(position & 63)
+        if rest != 0:
+            position += _lowest_bit(rest)
+            while level > 0:
+                level -= 1
+                position = (position << 6) + _lowest_bit(words[level_starts[level] + position])
+            return position
+        level += 1
+        position = word + 1
+    return -1
+
+
+@jit
+def decide(sizes, squares, counts, capacity, max_samples, max_squares, levels, words, heads, nodes):
+    """Pack a histogram by best-fit-decreasing.
+
+    Args:
+        sizes: (L,) int64, the room that a sample of each class takes, never rising; none over ``capacity``.
+        squares: (L,) int64, what a sample takes of ``max_squares``.
+        counts: (L,) int64, samples of each class.
+        capacity: room of a pack.
+        max_samples: samples that a pack may hold.
+        max_squares: bound of the sum of squares in a pack; none of ``squares`` is over it.
+        levels: (k + 1,) int64, starts of the levels of the bitmap over residuals 0..capacity.
+        words: uint64 zeros, the bitmap.
+        heads: (capacity + 1,) int32 zeros: 1 + the first node of each residual.
+        nodes: (7, n) int64, filled: parent, class, repeats, packs, samples in the pack, squares in the pack,
+            next node of the same residual.
+
+    Returns:
+        The number of nodes, or −1 where n were too few (``words`` and ``heads`` are then spoilt).
+    """
+    parent, kind, repeats, packs, filled, used, following = nodes
+    num_nodes = 0
+    for group in range(len(sizes)):
+        size, square, left = sizes[group], squares[group], counts[group]
+        residual = size
+        while left > 0:
+            # the tightest open pack that can take one more sample of this class
+            residual = _next_bit(words, levels, residual) if residual <= capacity else -1
+            node, before = NO_NODE, NO_NODE
+            if residual >= 0:
+                node = heads[residual] - 1
+                while node >= 0 and used[node] + square > max_squares:
+                    before, node = node, following[node]
+                if node < 0:
+                    residual += 1
+                    continue
+                room, taken, squared, available = residual, filled[node], used[node], packs[node]
+            else:
+                room, taken, squared, available = capacity, 0, 0, left
+            each = min(room // size, max_samples - taken)
+            if square > 0:
+                each = min(each, (max_squares - squared) // square)
+            each = min(each, left)
+            many = min(available, left // each)
+            left -= many * each
+            if node >= 0:
+                packs[node] -= many
+                if packs[node] == 0:
+                    if before >= 0:
+                        following[before] = following[node]
+                    else:
+                        heads[residual] = following[node] + 1
+                        if following[node] < 0:
+                            _clear_bit(words, levels, residual)
+            if num_nodes == len(parent):
+                return -1
+            parent[num_nodes], kind[num_nodes], repeats[num_nodes] = node, group, each
+            packs[num_nodes], filled[num_nodes] = many, taken + each
+            used[num_nodes] = squared + each * square
+            rest = room - each * size
+            following[num_nodes] = NO_NODE
+            if rest > 0 and taken + each < max_samples:
+                following[num_nodes] = heads[rest] - 1
+                if heads[rest] == 0:
+                    _set_bit(words, levels, rest)
+                heads[rest] = num_nodes + 1
+            num_nodes += 1
+            residual = size
+    return num_nodes
+
+
+@jit
+def spell_patterns(nodes, chosen, offsets, classes):
+    """Write the class of every sample of the ``chosen`` nodes' packs, longest first.
+
+    Args:
+        nodes: as filled by ``decide``.
+        chosen: (P,) int64 nodes.
+        offsets: (P + 1,) int64, pattern p fills ``classes[offsets[p]:offsets[p + 1]]``.
+        classes: int32, filled.
+    """
+    for pattern in range(len(chosen)):
+        end = offsets[pattern + 1]
+        node = chosen[pattern]
+        while node >= 0:
+            for _ in range(nodes[2, node]):
+                end -= 1
+                classes[end] = nodes[1, node]
+            node = nodes[0, node]
+
+
+@jit
+def count_classes(kinds, start, stop, pattern_offsets, classes, uses, cursors):
+    """Add to ``cursors`` (int64 per class) the samples that packs [start, stop) take of each class.
+
+    ``uses`` is int64 scratch with a place for each pattern.
+    """
+    uses[:] = 0
+    for pack in range(start, stop):
+        uses[kinds[pack]] += 1
+    for pattern in range(len(uses)):
+        for position in range(pattern_offsets[pattern], pattern_offsets[pattern + 1]):
+            cursors[classes[position]] += uses[pattern]
+
+
+@jit
+def deal(
+    kinds, start, stop, pattern_offsets, classes, class_lengths, ids, cursors, position, out_ids, out_lengths
+):
+    """Give packs [start, stop) their samples.
+
+    Args:
+        kinds: (M,) int32, the pattern of each pack.
+        start: first pack.
+        stop: end of the packs.
+        pattern_offsets: (P + 1,) int64, where each pattern begins in ``classes``.
+        classes: int32.
+        class_lengths: (L,) int32, the length of each class.
+        ids: samples in the order of their classes.
+        cursors: (L,) int64, the next sample of each class; moved.
+        position: where in the outputs the first pack begins.
+        out_ids: samples, pack by pack.
+        out_lengths: their lengths.
+    """
+    for pack in range(start, stop):
+        pattern = kinds[pack]
+        for slot in range(pattern_offsets[pattern], pattern_offsets[pattern + 1]):
+            group = classes[slot]
+            cursor = cursors[group]
+            out_ids[position] = ids[cursor]
+            out_lengths[position] = class_lengths[group]
+            cursors[group] = cursor + 1
+            position += 1

@@ -1,0 +1,132 @@
+"""Best-fit: packed rows filled by best-fit-decreasing over the whole data set.
+
+The decision is taken on the histogram of lengths. Samples of each length are shuffled and dealt to the
+patterns it decides, and the packs come in random order. See ``packer.kernels.best_fit``.
+"""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from packer.kernels import best_fit as kernels
+from packer.kernels.limits import UNLIMITED, Limits
+from packer.planner.microbatches import IntArray, MicroBatches
+from packer.planner.orders import by_length, id_dtype, permutation, shuffle_within, subkey
+from packer.planner.threads import chunk_edges, run_chunks
+
+
+def best_fit(lengths: IntArray, limits: Limits, *, key: np.uint64) -> MicroBatches:
+    """Pack samples by best-fit-decreasing.
+
+    Args:
+        lengths: (1, n) int32 lengths of the samples, each at most the room of a row.
+        limits: bounds of a row.
+        key: of the random choices.
+    """
+    order, distinct, offsets = by_length(lengths[0])
+    shuffle_within(order, offsets, subkey(key, 0))
+    # classes run from the longest to the shortest
+    class_lengths = distinct[::-1].copy()
+    counts = np.diff(offsets)[::-1].copy()
+    packs, pattern_offsets, classes = decide_patterns(class_lengths, counts, limits)
+    # (M,) pattern of each pack, in random order
+    kinds = np.repeat(np.arange(len(packs), dtype=np.int32), packs)
+    kinds = kinds[permutation(len(kinds), subkey(key, 1))]
+    sizes = np.diff(pattern_offsets)[kinds]
+    starts = np.cumsum(sizes) - sizes
+    out_ids = np.empty(len(order), id_dtype(len(order)))
+    out_lengths = np.empty(len(order), np.int32)
+    edges = chunk_edges(len(kinds), min_chunk=1 << 14)
+    cursors = _chunk_cursors(kinds, edges, pattern_offsets, classes, offsets[:-1][::-1])
+
+    def deal(chunk: int, start: int, stop: int) -> None:
+        position = int(starts[start]) if start < len(starts) else len(order)
+        kernels.deal(
+            kinds,
+            start,
+            stop,
+            pattern_offsets,
+            classes,
+            class_lengths,
+            order,
+            cursors[chunk],
+            position,
+            out_ids,
+            out_lengths,
+        )
+
+    run_chunks(deal, edges)
+    return MicroBatches(
+        pieces=out_ids,
+        seqlens=out_lengths,
+        starts=starts,
+        sizes=sizes,
+        leftover=out_ids[:0],
+    )
+
+
+def decide_patterns(
+    class_lengths: NDArray[np.int64], counts: NDArray[np.int64], limits: Limits
+) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int32]]:
+    """Decide which packs to make of a histogram of lengths.
+
+    Args:
+        class_lengths: (L,) distinct lengths, falling.
+        counts: (L,) samples of each.
+        limits: bounds of a row.
+
+    Returns:
+        (P,) packs of each pattern; (P + 1,) offsets and the classes of the samples of each pattern.
+    """
+    room = int(limits.budgets[0])
+    sizes = -(-class_lengths // limits.segment_multiple) * limits.segment_multiple
+    squares = class_lengths**2 if limits.max_attention < UNLIMITED else np.zeros_like(class_lengths)
+    levels = bitmap_levels(room)
+    num_nodes, places = -1, 8 * len(counts) + 1024
+    while num_nodes < 0:
+        nodes = np.empty((7, places), np.int64)
+        num_nodes = kernels.decide(
+            sizes,
+            squares,
+            counts,
+            room,
+            limits.max_samples,
+            limits.max_attention,
+            levels,
+            np.zeros(int(levels[-1]), np.uint64),
+            np.zeros(room + 1, np.int32),
+            nodes,
+        )
+        places *= 2
+    nodes = nodes[:, :num_nodes]
+    chosen = np.flatnonzero(nodes[3])
+    offsets = np.append(np.zeros(1, np.int64), np.cumsum(nodes[4, chosen]))
+    classes = np.empty(int(offsets[-1]), np.int32)
+    kernels.spell_patterns(nodes, chosen, offsets, classes)
+    return nodes[3, chosen], offsets, classes
+
+
+def bitmap_levels(room: int) -> NDArray[np.int64]:
+    """Return the starts of the levels of a bitmap over 0..room, 64 bits a word, up to a single word."""
+    starts, words = [0], room + 1
+    while len(starts) == 1 or words > 1:
+        words = -(-words // 64)
+        starts.append(starts[-1] + words)
+    return np.array(starts, np.int64)
+
+
+def _chunk_cursors(
+    kinds: NDArray[np.int32],
+    edges: NDArray[np.int64],
+    pattern_offsets: NDArray[np.int64],
+    classes: NDArray[np.int32],
+    first: NDArray[np.int64],
+) -> NDArray[np.int64]:
+    """Return (chunks, L): where each chunk of packs begins to take samples of each class."""
+    counts = np.zeros((len(edges) - 1, len(first)), np.int64)
+
+    def count(chunk: int, start: int, stop: int) -> None:
+        uses = np.empty(len(pattern_offsets) - 1, np.int64)
+        kernels.count_classes(kinds, start, stop, pattern_offsets, classes, uses, counts[chunk])
+
+    run_chunks(count, edges)
+    return first + np.cumsum(counts, axis=0) - counts

@@ -1,0 +1,167 @@
+"""Epoch by epoch: pack, lay out in rows, and give every row its shape and every step its factor."""
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from packer.errors import ConfigError
+from packer.kernels.limits import Limits
+from packer.plan.epoch import PlannedEpoch
+from packer.planner.config import MAX_SEQLEN, PlanConfig
+from packer.planner.draft import Draft, lay_out
+from packer.planner.limits import limits_for
+from packer.planner.lr import lr_scales, mean_size
+from packer.planner.orders import by_length
+from packer.planner.packings import pack_epoch
+from packer.planner.pieces import IntArray, Pieces
+from packer.planner.shapes import choose_shapes, pad_to
+
+
+@dataclass(kw_only=True, slots=True)
+class Survey:
+    """What an epoch depends on that only all epochs together tell."""
+
+    lr_base: float | None = None
+    """The size at which the learning-rate factor is 1."""
+    shapes: NDArray[np.int64] | None = None
+    """The values that T may take."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EpochPlanner:
+    """Plans the epochs of one configuration over one set of pieces."""
+
+    pieces: Pieces
+    config: PlanConfig
+    loss_tokens: IntArray | None = None
+    """(N,) of every sample of the source; None for all tokens but each sample's first."""
+    metrics: Mapping[str, IntArray] = field(default_factory=dict)
+    """Further metrics of every sample, for a curriculum."""
+
+    def plan_epochs(self) -> tuple[float | None, Iterator[PlannedEpoch]]:
+        """Return the base of the learning-rate factor, and the epochs, one at a time in memory.
+
+        Raises:
+            EmptyPlanError: an epoch has no full step.
+            ConfigError: a size that the plan cannot know.
+        """
+        if (
+            self.config.lr_by == "loss-tokens"
+            and self.loss_tokens is not None
+            and self.pieces.starts is not None
+        ):
+            raise ConfigError(
+                "--lr-by loss-tokens needs the loss tokens of cut samples, which no metric tells; choose "
+                "--lr-by tokens, or --too-long drop"
+            )
+        limits = self._limits()
+        # Base and shapes come before the first row: with several epochs that costs a second run, not memory.
+        drafts = [self._draft(0, limits, 0)] if self.config.epochs == 1 else None
+        survey = self._survey(drafts or self._drafts(limits))
+
+        def planned() -> Iterator[PlannedEpoch]:
+            if drafts is None:
+                for draft in self._drafts(limits):
+                    yield self._finish(draft, limits, survey)
+            else:
+                yield self._finish(drafts.pop(), limits, survey)
+
+        return survey.lr_base, planned()
+
+    def _limits(self) -> Limits:
+        """Return the bounds of a micro-batch; in the padded layout the shapes are chosen before packing."""
+        if self.config.num_shapes is None or self.config.layout == "packed":
+            return limits_for(self.config)
+        _, distinct, offsets = by_length(self.pieces.seqlens)
+        shapes = choose_shapes(
+            distinct,
+            np.diff(offsets),
+            num_shapes=self.config.num_shapes,
+            multiple=self.config.padded_multiple,
+        )
+        return limits_for(self.config, shapes)
+
+    def _drafts(self, limits: Limits) -> Iterator[Draft]:
+        num_steps = 0
+        for epoch in range(self.config.epochs):
+            draft = self._draft(epoch, limits, num_steps)
+            num_steps += len(draft.num_samples)
+            yield draft
+
+    def _draft(self, epoch: int, limits: Limits, num_steps: int) -> Draft:
+        microbatches = pack_epoch(self.pieces, limits, self.config, epoch)
+        return lay_out(microbatches, self.pieces, self.config, epoch, self.loss_tokens)
+
+    def _survey(self, drafts: Iterable[Draft]) -> Survey:
+        """Run through the epochs for what all of them need to know, if there is anything."""
+        survey = Survey(lr_base=self.config.lr_base)
+        needs_base = self.config.lr_scaling != "none" and self.config.lr_base is None
+        needs_shapes = self.config.num_shapes is not None and self.config.layout == "packed"
+        if not needs_base and not needs_shapes:
+            return survey
+        sizes, rooms = [], [np.empty((2, 0), np.int64)]
+        for draft in drafts:
+            if needs_base:
+                sizes.append((draft.sizes(self.config.lr_by), draft.is_full))
+            if needs_shapes:
+                rooms.append(np.stack(np.unique(draft.sums.rooms, return_counts=True)))
+        if needs_base:
+            survey.lr_base = mean_size(sizes)
+        if self.config.num_shapes is not None and needs_shapes:
+            rows, counts = np.concatenate(rooms, axis=1)
+            distinct, inverse = np.unique(rows, return_inverse=True)
+            survey.shapes = choose_shapes(
+                distinct,
+                np.bincount(inverse, counts).astype(np.int64),
+                num_shapes=self.config.num_shapes,
+                multiple=self.config.padded_multiple,
+            )
+        return survey
+
+    def _finish(self, draft: Draft, limits: Limits, survey: Survey) -> PlannedEpoch:
+        """Give a draft its shapes and factors."""
+        if survey.shapes is not None:
+            limits = limits._replace(shapes=survey.shapes)
+        config, pieces = self.config, self.pieces
+        longest = draft.sums.rooms if config.layout == "packed" else draft.sums.longest
+        return PlannedEpoch(
+            sample_ids=pieces.sample_ids(draft.pieces),
+            seqlens=draft.seqlens,
+            starts=None if pieces.starts is None else pieces.starts[draft.pieces],
+            offsets=draft.offsets,
+            padded_seqlens=self._shape(longest, limits),
+            costs=draft.costs,
+            is_filler=draft.rows.is_filler,
+            is_repeat=draft.rows.is_repeat,
+            step_num_samples=draft.num_samples,
+            step_num_tokens=draft.num_tokens,
+            step_num_loss_tokens=draft.num_loss_tokens,
+            step_max_seqlen=draft.max_seqlen.astype(np.int32),
+            lr_scales=self._lr_scales(draft, survey),
+            dropped=draft.dropped,
+            padded_seqlens_by_metric={
+                metric: self._shape(rows, limits) for metric, rows in draft.longest_by_metric.items()
+            },
+            figures=draft.figures,
+        )
+
+    def _lr_scales(self, draft: Draft, survey: Survey) -> NDArray[np.float64]:
+        if self.config.lr_scaling == "none":
+            return np.ones(len(draft.num_samples))
+        return lr_scales(draft.sizes(self.config.lr_by), survey.lr_base, self.config)
+
+    def _shape(self, longest: NDArray[np.int64], limits: Limits) -> NDArray[np.int32]:
+        """Return S or T of each row: rounded, and one over a step where it must be."""
+        padded = pad_to(limits, longest)
+        if self.config.same_seqlen:
+            # (R,) -> (T, E) -> (R,)
+            steps = padded.reshape(-1, self.config.microbatches_per_step)
+            padded = np.repeat(steps.max(axis=1), self.config.microbatches_per_step)
+        if len(padded) and int(padded.max()) > MAX_SEQLEN:
+            raise ConfigError(
+                f"a micro-batch would be padded to {int(padded.max())} tokens, over {MAX_SEQLEN}; lower "
+                "--pad-multiple, --pad-segments-to or --sp-size"
+            )
+        return padded.astype(np.int32)

@@ -1,0 +1,91 @@
+"""From options to the bounds of a micro-batch, and to the longest sample that keeps them alone."""
+
+import math
+
+import numpy as np
+from numpy.typing import NDArray
+
+from packer.errors import ConfigError
+from packer.kernels.limits import UNLIMITED, Limits
+from packer.planner.config import MAX_SEQLEN, PlanConfig
+
+
+def limits_for(config: PlanConfig, shapes: NDArray[np.int64] | None = None) -> Limits:
+    """Return the bounds of one micro-batch.
+
+    Args:
+        config: the options.
+        shapes: the values that S may take, where ``num_shapes`` chose them.
+    """
+    packed = config.layout == "packed"
+    if shapes is None:
+        shapes = np.array([config.fixed_seqlen] if config.fixed_seqlen else [], np.int64)
+    room, segment_multiple = _row(config)
+    return Limits(
+        budgets=np.array([room] if packed else list(config.budgets.values()), np.int64),
+        packed=packed,
+        real=config.count == "real",
+        min_samples=config.min_samples,
+        max_samples=config.max_samples or UNLIMITED,
+        max_attention=config.max_attention or UNLIMITED,
+        multiple=config.padded_multiple,
+        segment_multiple=segment_multiple,
+        shapes=shapes,
+    )
+
+
+def _row(config: PlanConfig) -> tuple[int, int]:
+    """Return the room of a packed row, and the multiple that the room of a sample is."""
+    budget = min(config.budgets.values())
+    if config.count == "real" and config.fixed_seqlen is None:
+        return budget, 1
+    if config.count == "padded":
+        budget = budget // config.padded_multiple * config.padded_multiple
+    # a fixed T bounds the padded samples; their real tokens are within the budget all the more
+    return min(budget, config.fixed_seqlen or budget), config.pad_segments_to
+
+
+def longest_alone(config: PlanConfig, metric: str = "seqlen", *, company: int = 1, least: int = 1) -> int:
+    """Return the longest sample that fits into a micro-batch, after rounding.
+
+    Args:
+        config: the options.
+        metric: the length that is meant, where there are several budgets.
+        company: samples that share the micro-batch.
+        least: tokens of each of the others, at least, where they are not padded to the longest.
+    """
+    budget = config.budgets.get(metric, MAX_SEQLEN)
+    attention = config.max_attention or UNLIMITED
+    if config.layout == "packed":
+        room, multiple = _row(config)
+        others = (company - 1) * -(-least // multiple) * multiple
+        squares = attention - (company - 1) * least * least
+        return min((room - others) // multiple * multiple, math.isqrt(max(squares, 0)))
+    multiple = config.padded_multiple
+    longest = math.isqrt(attention // company) // multiple * multiple
+    if config.count == "real":
+        longest = min(longest, budget - (company - 1) * least)
+    else:
+        longest = min(longest, budget // company // multiple * multiple)
+    if config.fixed_seqlen is not None and metric == "seqlen":
+        longest = config.fixed_seqlen if longest >= config.fixed_seqlen else 0
+        if config.count == "real":
+            longest = min(longest, budget - (company - 1) * least)
+    return longest
+
+
+def max_seqlen(config: PlanConfig, metric: str = "seqlen") -> int:
+    """Return the longest sample that is not too long.
+
+    Raises:
+        ConfigError: not a single token fits.
+    """
+    longest = min(longest_alone(config, metric), MAX_SEQLEN)
+    if longest < 1:
+        raise ConfigError(
+            f"no sample fits a micro-batch of --max-tokens {config.budgets.get(metric)} after rounding; "
+            "raise it or --max-attention, or lower --fixed-seqlen, --pad-multiple, --pad-segments-to or --sp-size"
+        )
+    if metric == "seqlen" and config.max_seqlen is not None:
+        longest = min(longest, config.max_seqlen)
+    return longest

@@ -1,0 +1,95 @@
+"""From sequence lengths and a configuration to a plan, on disk or in memory."""
+
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from packer.errors import ConfigError, MetricsError
+from packer.plan.facts import PlanFacts
+from packer.plan.reader import Plan
+from packer.plan.writer import plan_in_memory, write_plan
+from packer.planner.config import PlanConfig
+from packer.planner.epochs import EpochPlanner
+from packer.planner.pieces import choose_pieces
+
+
+def make_plan(
+    seqlens: ArrayLike,
+    config: PlanConfig,
+    *,
+    loss_tokens: ArrayLike | None = None,
+    metrics: Mapping[str, ArrayLike] | None = None,
+    out: str | os.PathLike[str] | None = None,
+    overwrite: bool = False,
+    metrics_fingerprint: str | None = None,
+    sources: Sequence[Mapping[str, Any]] | None = None,
+    definition: Mapping[str, Any] | None = None,
+) -> Plan:
+    """Decide which samples every rank sees in every micro-batch of every step.
+
+    Args:
+        seqlens: (N,) tokens of every sample, integers; a memory map is read in place.
+        config: the options.
+        loss_tokens: (N,) tokens of every sample that the loss counts. Default: all but each sample's first.
+        metrics: further metrics by name, (N,) each, for budgets or a curriculum on them.
+        out: the directory to publish. Default: the plan stays in memory, ``Plan.save`` writes it.
+        overwrite: replace a plan that is there.
+        metrics_fingerprint: of the metrics directory that the lengths come from.
+        sources: identities of its sources.
+        definition: how the lengths were measured.
+
+    Raises:
+        ConfigError: options that have no meaning together, or with these lengths.
+        SampleTooLongError: a sample that fits no micro-batch, with ``too_long="error"``.
+        EmptyPlanError: no step would be left.
+        MetricsError: lengths that are not integers from 0, or arrays that do not belong together.
+        TargetExistsError, TargetBusyError, TargetWriteError: see ``published_directory``.
+    """
+    lengths = _integers("seqlen", seqlens, None)
+    known = {
+        name: _integers(name, values, len(lengths))
+        for name, values in (metrics or {}).items()
+        if name != "seqlen"
+    }
+    loss = None if loss_tokens is None else _integers("loss_tokens", loss_tokens, len(lengths))
+    missing = [name for name in config.budgets if name != "seqlen" and name not in known]
+    if missing:
+        have = ", ".join(["seqlen", *known])
+        raise ConfigError(f"--max-tokens names the metric {missing[0]}, but there are only {have}")
+    pieces, dropped = choose_pieces(lengths, config, known)
+    planner = EpochPlanner(pieces=pieces, config=config, loss_tokens=loss, metrics=known)
+    lr_base, epochs = planner.plan_epochs()
+    facts = PlanFacts(
+        config=config.to_json(),
+        num_samples=len(lengths),
+        num_tokens=int(lengths.sum(dtype=np.int64)),
+        metrics_fingerprint=metrics_fingerprint,
+        sources=sources,
+        definition=definition,
+        lr_base=lr_base,
+        loss_tokens=_loss_definition(loss is not None, pieces.starts is not None),
+    )
+    if out is None:
+        return plan_in_memory(facts, epochs, dropped=dropped)
+    return write_plan(out, facts, epochs, dropped=dropped, overwrite=overwrite)
+
+
+def _integers(name: str, values: ArrayLike, num_samples: int | None) -> NDArray[Any]:
+    """Return ``values`` as one integer a sample, memory maps as they are."""
+    array = np.asarray(values)
+    if array.size == 0 and array.ndim == 1:
+        array = array.astype(np.int64)
+    if array.ndim != 1 or array.dtype.kind not in "iu":
+        raise MetricsError(f"{name} must be one integer a sample, not {array.dtype} of shape {array.shape}")
+    if num_samples is not None and len(array) != num_samples:
+        raise MetricsError(f"{name} has {len(array)} values for {num_samples} samples; analyze both together")
+    return array
+
+
+def _loss_definition(has_labels: bool, is_cut: bool) -> str | None:
+    if not has_labels:
+        return "seqlen - 1"
+    return None if is_cut else "labels"

@@ -1,0 +1,53 @@
+"""What a packing returns: micro-batches as stretches of one array of samples."""
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+IntArray = NDArray[Any]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MicroBatches:
+    """M micro-batches of samples, or of pieces of samples, named by their positions in the packer's input."""
+
+    pieces: IntArray
+    """(n,) positions, int32 or int64."""
+    seqlens: NDArray[np.int32]
+    """(n,) their lengths."""
+    starts: NDArray[np.int64]
+    """(M,) micro-batch m holds ``pieces[starts[m]:starts[m] + sizes[m]]``; stretches need not touch."""
+    sizes: NDArray[np.int64]
+    """(M,) samples of each micro-batch."""
+    leftover: IntArray
+    """(K,) positions that no micro-batch could take, for want of company."""
+    in_steps: bool = False
+    """The micro-batches come in steps that must stay together, all whole but perhaps the last."""
+    barriers: tuple[int, ...] = ()
+    """Steps before which no later micro-batch may run: those that admit harder samples."""
+
+    def __len__(self) -> int:
+        """Return M."""
+        return len(self.starts)
+
+
+def concatenate(parts: list[MicroBatches]) -> MicroBatches:
+    """Join micro-batches of the same input; the last part's leftover is what is left over in the end."""
+    if len(parts) == 1:
+        return parts[0]
+    shifts = np.cumsum([0, *(len(part.pieces) for part in parts[:-1])])
+    return replace(
+        parts[0],
+        pieces=np.concatenate([part.pieces for part in parts]),
+        seqlens=np.concatenate([part.seqlens for part in parts]),
+        starts=np.concatenate([part.starts + shift for part, shift in zip(parts, shifts, strict=True)]),
+        sizes=np.concatenate([part.sizes for part in parts]),
+        leftover=parts[-1].leftover,
+    )
+
+
+def reindex(part: MicroBatches, positions: IntArray) -> MicroBatches:
+    """Name the pieces of ``part`` by ``positions``, where it was made from a selection."""
+    return replace(part, pieces=positions[part.pieces], leftover=positions[part.leftover])

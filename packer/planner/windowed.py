@@ -1,0 +1,151 @@
+"""Windowed: keep the order random, but pad little.
+
+Shuffle, cut into windows of about K micro-batches, sort inside each window and cut it at the least cost; the
+micro-batches, or the steps of one shape, are shuffled afterwards. Where the micro-batches of a step must
+agree in shape the step is the unit: a window then holds about K steps.
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from packer.kernels import windows as kernels
+from packer.kernels.limits import Limits
+from packer.planner.best_fit import bitmap_levels
+from packer.planner.microbatches import IntArray, MicroBatches, concatenate, reindex
+from packer.planner.next_fit import next_fit
+from packer.planner.orders import id_dtype, permutation, shuffled_entries, subkey
+from packer.planner.threads import run_chunks
+
+CHARGE_DIVISOR = 4
+"""A micro-batch is charged 1/4 of its budget besides its padded tokens. Without a charge every length would
+get micro-batches of its own; at 1/4 there are hardly more micro-batches than the fewest, and less padding."""
+
+_SAMPLES_AT_ONCE = 1 << 22
+
+
+def windowed(
+    lengths: IntArray,
+    owners: IntArray | None,
+    limits: Limits,
+    *,
+    window: int,
+    width: int,
+    same_seqlen: bool,
+    key: np.uint64,
+) -> MicroBatches:
+    """Pack samples inside windows of a random order.
+
+    Args:
+        lengths: (1, n) int32 lengths of the samples.
+        owners: (n,) the sample of each piece; None where no sample is cut.
+        limits: bounds of a micro-batch.
+        window: micro-batches of a window, about; steps, where width is not 1.
+        width: 1, or the micro-batches of a step that must agree in shape.
+        same_seqlen: whether that shape includes S.
+        key: of the random order.
+    """
+    num_samples = lengths.shape[1]
+    entries = shuffled_entries(lengths[0], key)
+    edges = _window_edges(lengths[0], limits, window, width)
+    longest = int(lengths.max())
+    out_ids = np.empty(num_samples, id_dtype(num_samples))
+    out_lengths = np.empty(num_samples, np.int32)
+    owned = np.empty(0, np.int32) if owners is None else owners
+
+    def pack(span: NDArray[np.int64], room: NDArray[np.int64], left: NDArray[np.int64]) -> int:
+        bits = longest.bit_length()
+        if limits.packed:
+            levels = bitmap_levels(int(limits.budgets[0]))
+            words = np.zeros(int(levels[-1]), np.uint64)
+            heads = np.zeros(int(limits.budgets[0]) + 1, np.int32)
+            return int(
+                kernels.best_fit_windows(
+                    entries, span, bits, limits, levels, words, heads, out_ids, out_lengths, room[0], room[1]
+                )
+            )
+        charge = int(limits.budgets[0]) // CHARGE_DIVISOR
+        return int(
+            kernels.partition_windows(
+                entries,
+                span,
+                bits,
+                limits,
+                width,
+                charge,
+                owned,
+                out_ids,
+                out_lengths,
+                room[0],
+                room[1],
+                left,
+            )
+        )
+
+    stretches, leftover = _run_windows(pack, edges)
+    # (2, steps · width) -> whole steps in random order
+    steps = stretches.reshape(2, -1, width)
+    shuffled = steps[:, permutation(steps.shape[1], subkey(key, 0))].reshape(2, -1)
+    packed = MicroBatches(
+        pieces=out_ids,
+        seqlens=out_lengths,
+        starts=shuffled[0],
+        sizes=shuffled[1],
+        leftover=out_ids[leftover],
+        in_steps=width > 1,
+    )
+    if not len(leftover):
+        return packed
+    # what found no place in its window gets one more chance, in the company of the other windows'
+    rest = packed.leftover
+    tail = next_fit(
+        np.ascontiguousarray(lengths[:, rest]),
+        None if owners is None else owners[rest],
+        limits,
+        order="seqlen",
+        width=width,
+        same_seqlen=same_seqlen,
+        key=key,
+    )
+    return concatenate([replace(packed, leftover=rest[:0]), reindex(tail, rest)])
+
+
+def _window_edges(lengths: IntArray, limits: Limits, window: int, width: int) -> NDArray[np.int64]:
+    """Return the (W + 1,) edges of windows that hold about as many samples as ``window`` micro-batches do."""
+    num_samples = len(lengths)
+    mean = max(1.0, int(lengths.sum(dtype=np.int64)) / num_samples)
+    per_microbatch = max(1.0, min(int(limits.budgets[0]) / mean, limits.max_samples))
+    num_units = max(1, num_samples // width)
+    num_windows = max(1, min(num_units, round(num_units / (window * per_microbatch))))
+    # whole units, so that only the last window may leave samples over
+    edges = np.arange(num_windows + 1, dtype=np.int64) * num_units // num_windows * width
+    edges[-1] = num_samples
+    return edges
+
+
+def _run_windows(
+    pack: Callable[[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]], int], edges: NDArray[np.int64]
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Pack windows in threads, so many at once that buffers stay small.
+
+    Returns:
+        (2, M) starts and sizes of the micro-batches; (K,) positions of samples left over.
+    """
+    marks = np.arange(0, int(edges[-1]) + _SAMPLES_AT_ONCE, _SAMPLES_AT_ONCE)
+    cuts = np.unique(np.minimum(np.searchsorted(edges, marks), len(edges) - 1))
+
+    def work(_: int, first: int, last: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        span = edges[first : last + 1]
+        room = np.empty((2, int(span[-1] - span[0])), np.int64)
+        left = np.zeros(last - first, np.int64)
+        num_microbatches = pack(span, room, left)
+        behind = [np.arange(stop - count, stop) for stop, count in zip(span[1:], left, strict=True) if count]
+        return room[:, :num_microbatches].copy(), np.concatenate([np.empty(0, np.int64), *behind])
+
+    results = run_chunks(work, cuts)
+    return (
+        np.concatenate([stretches for stretches, _ in results], axis=1),
+        np.concatenate([left for _, left in results]),
+    )
