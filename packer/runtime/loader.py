@@ -108,6 +108,11 @@ class PlanLoader:
             pp_size=pp_size,
             mesh=mesh,
         )
+        if self._at.sp_size > 1 and (collate is not None or sample_padding_fn is not None):
+            raise ConfigError(
+                "collate and sample_padding_fn see whole samples, and the ranks of a sequence-parallel group "
+                "read slices; leave them out, or give the data set's fields the shape that the model wants"
+            )
         self.grad_accum = grad_accum_for(self._at.dp_size, plan.dp_size, plan.grad_accum)
         """Micro-batches of this rank in a step."""
         require_divisible(plan.config, self._at.sp_size, shard, ragged=ragged)

@@ -45,9 +45,9 @@ def read_pieces(
     if planned.starts is None:
         samples = read_samples(dataset, sample_ids)
         for sample_id, sample, seqlen in zip(sample_ids, samples, seqlens, strict=True):
-            found = _num_tokens(sample, sample_id)
+            found = num_tokens(sample, sample_id)
             if found != seqlen:
-                raise LengthMismatchError(_mismatch(sample_id, found, seqlen, None))
+                raise LengthMismatchError(length_mismatch(sample_id, found, seqlen, None))
         return samples
     starts = planned.starts.tolist()
     read_slice = getattr(dataset, "read_slice", None)
@@ -60,30 +60,19 @@ def read_pieces(
     pieces = []
     for sample_id, start, seqlen in zip(sample_ids, starts, seqlens, strict=True):
         piece = read_slice(sample_id, start, start + seqlen)
-        found = _num_tokens(piece, sample_id)
+        found = num_tokens(piece, sample_id)
         if found != seqlen:
-            raise LengthMismatchError(_mismatch(sample_id, start + found, seqlen, start))
+            raise LengthMismatchError(length_mismatch(sample_id, start + found, seqlen, start))
         pieces.append(piece)
     return pieces
 
 
-def _cut(
-    sample: Sample, sample_id: int, start: int, seqlen: int, token_fields: Collection[str] | None
-) -> Sample:
-    """Return the planned piece of a sample: its token-aligned fields cut, the others as they are."""
-    found = _num_tokens(sample, sample_id)
-    if found < start + seqlen:
-        raise LengthMismatchError(_mismatch(sample_id, found, seqlen, start))
-    return {
-        name: value[start : start + seqlen]
-        if (num_values(value) == found if token_fields is None else name in token_fields)
-        or name == "input_ids"
-        else value
-        for name, value in sample.items()
-    }
+def num_tokens(sample: Any, sample_id: int) -> int:
+    """Return a sample's length.
 
-
-def _num_tokens(sample: Any, sample_id: int) -> int:
+    Raises:
+        SourceError: It is no mapping with ``input_ids``.
+    """
     try:
         return len(sample["input_ids"])
     except (KeyError, TypeError, IndexError):
@@ -95,7 +84,8 @@ def _num_tokens(sample: Any, sample_id: int) -> int:
         ) from None
 
 
-def _mismatch(sample_id: int, found: int, planned: int, start: int | None) -> str:
+def length_mismatch(sample_id: int, found: int, planned: int, start: int | None) -> str:
+    """Return what to say of a sample that is not as long as planned; ``start`` is where a cut one begins."""
     asked = f"{planned:,}" if start is None else f"{planned:,} from token {start:,} on"
     if start is None and abs(found - planned) <= 2:
         cause = "a tokenizer that adds other special tokens than the one it was analyzed with"
@@ -105,3 +95,19 @@ def _mismatch(sample_id: int, found: int, planned: int, start: int | None) -> st
         f"sample {sample_id} has {found:,} tokens and the plan was made for {asked}; the likely cause is "
         f"{cause}: analyze and plan again, or give the data set that was analyzed"
     )
+
+
+def _cut(
+    sample: Sample, sample_id: int, start: int, seqlen: int, token_fields: Collection[str] | None
+) -> Sample:
+    """Return the planned piece of a sample: its token-aligned fields cut, the others as they are."""
+    found = num_tokens(sample, sample_id)
+    if found < start + seqlen:
+        raise LengthMismatchError(length_mismatch(sample_id, found, seqlen, start))
+    return {
+        name: value[start : start + seqlen]
+        if (num_values(value) == found if token_fields is None else name in token_fields)
+        or name == "input_ids"
+        else value
+        for name, value in sample.items()
+    }

@@ -8,6 +8,8 @@ import torch
 from numpy.typing import NDArray
 
 from packer.errors import LengthMismatchError
+from packer.runtime.collate import num_values
+from packer.runtime.pieces import length_mismatch, num_tokens, read_samples
 from packer.runtime.shard import IGNORE_INDEX, Piece, RowLayout, cut, position_ids
 
 _MADE_HERE = frozenset({"labels", "shift_labels", "position_ids", "attention_mask"})
@@ -108,8 +110,11 @@ class _Reader:
         if self._read_slice is None:
             wanted = touched or [0]
             sample_ids = [self._sample_ids[index] for index in wanted]
-            for index, sample in zip(wanted, _read_samples(self._dataset, sample_ids), strict=True):
-                self._require_length(index, len(sample["input_ids"]))
+            for index, sample in zip(wanted, read_samples(self._dataset, sample_ids), strict=True):
+                found = num_tokens(sample, self._sample_ids[index])
+                # Of a cut sample the plan knows only what it uses.
+                if self._starts is None and found != self._seqlens[index]:
+                    raise self._mismatch(index, found)
                 self._whole[index] = self._aligned(sample)
 
     def __call__(self, piece: Piece) -> dict[str, Any]:
@@ -123,45 +128,23 @@ class _Reader:
         else:
             fields = {name: values[start:stop] for name, values in self._whole[piece.sample].items()}
         if len(fields["input_ids"]) != min(piece.stop + ahead, planned) - piece.start:
-            self._require_length(
-                piece.sample, len(self._dataset[self._sample_ids[piece.sample]]["input_ids"])
-            )
+            sample_id = self._sample_ids[piece.sample]
+            raise self._mismatch(piece.sample, num_tokens(self._dataset[sample_id], sample_id))
         return {name: _as_array(values) for name, values in fields.items()}
 
-    def _require_length(self, index: int, found: int) -> None:
-        """Hold a sample's length against the plan, which knows of a cut sample only what it uses."""
-        planned, begin = self._seqlens[index], 0 if self._starts is None else self._starts[index]
-        if found < begin + planned or (self._starts is None and found != planned):
-            raise LengthMismatchError(
-                f"sample {self._sample_ids[index]} has {found:,} tokens and the plan was made for "
-                + (f"{planned:,} from token {begin:,} on" if begin else f"{planned:,}")
-                + "; the data set, the order of its files or its tokenizer is not the one that was analyzed: "
-                "analyze and plan again, or give the data set that was analyzed"
-            )
+    def _mismatch(self, index: int, found: int) -> LengthMismatchError:
+        start = None if self._starts is None else self._starts[index]
+        return LengthMismatchError(
+            length_mismatch(self._sample_ids[index], found, self._seqlens[index], start)
+        )
 
     def _aligned(self, sample: Mapping[str, Any]) -> dict[str, Any]:
         length = len(sample["input_ids"])
         if self._token_fields is None:
-            names = [name for name in sample if _num_values(sample[name]) == length]
+            names = [name for name in sample if num_values(sample[name]) == length]
         else:
             names = [name for name in sample if name in self._token_fields or name == "input_ids"]
         return {name: _as_array(sample[name]) for name in names}
-
-
-def _read_samples(dataset: MapStyle, sample_ids: Sequence[int]) -> Sequence[Mapping[str, Any]]:
-    read_many = getattr(dataset, "__getitems__", None)
-    if read_many is None:
-        return [dataset[sample_id] for sample_id in sample_ids]
-    samples: Sequence[Mapping[str, Any]] = read_many(list(sample_ids))
-    return samples
-
-
-def _num_values(values: Any) -> int | None:
-    """First dimension of a field with numbers; None for anything else."""
-    if isinstance(values, str | bytes):
-        return None
-    array = _as_array(values)
-    return len(array) if array.ndim else None
 
 
 def _as_array(values: Any) -> Any:

@@ -15,9 +15,10 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from examples.decoder import Decoder, DecoderConfig
-from packer.errors import PlanError
+from packer.errors import ConfigError, PlanError
 from packer.plan import Plan, plan_in_memory
 from packer.runtime import PlanLoader, count_loss_tokens
+from packer.runtime.shard import RowLayout, rank_spans
 from packer.runtime.ulysses import UlyssesAttention
 from tests import plans
 from tests.attentions import varlen
@@ -237,3 +238,33 @@ def test_ranks_of_a_group_are_neighbours_and_share_each_micro_batch(layout) -> N
 def test_a_plan_that_does_not_divide_is_refused(layout) -> None:
     with pytest.raises(PlanError, match="plan again with --sp-size 4"):
         PlanLoader(make_plan(layout, 2), SlicedTokens(), dp_rank=0, dp_size=2, sp_rank=0, sp_size=4)
+
+
+@pytest.mark.parametrize("option", [{"collate": list}, {"sample_padding_fn": lambda sample, length: sample}])
+def test_functions_of_whole_samples_are_refused(option) -> None:
+    with pytest.raises(
+        ConfigError, match="see whole samples, and the ranks of a sequence-parallel group read"
+    ):
+        PlanLoader(
+            make_plan("padded", 2), SlicedTokens(), dp_rank=0, dp_size=2, sp_rank=0, sp_size=2, **option
+        )
+
+
+@pytest.mark.parametrize("shard", ["zigzag", "zigzag-samples", "zigzag-samples-torch"])
+def test_zigzag_slices_put_back_in_place_are_the_row(shard) -> None:
+    pieces = [(0, 9), (3, 7), (8, 12)]
+    epoch = plans.epoch([plans.Row(pieces=pieces, padded_seqlen=40)], layout="packed")
+    facts = plans.facts(SEQLENS, layout="packed", pad_segments_to=4)
+    plan = plan_in_memory(facts, [epoch], dropped=plans.drops())
+    (whole,) = PlanLoader(plan, SlicedTokens(), dp_rank=0, dp_size=1).microbatches()
+    layout = RowLayout.packed(np.array([9, 7, 12]), 40, 4)
+    for rank in range(2):
+        loader = PlanLoader(plan, SlicedTokens(), dp_rank=0, dp_size=1, sp_rank=rank, sp_size=2, shard=shard)
+        (batch,) = loader.microbatches()
+        spans = rank_spans(layout, rank, 2, shard).tolist()
+        for name in ("input_ids", "position_ids"):
+            assert batch[name][0].tolist() == [v for a, b in spans for v in whole[name][0, a:b].tolist()]
+        shifted = [*whole["labels"][0, 1:].tolist(), -100]
+        assert batch["shift_labels"][0].tolist() == [v for a, b in spans for v in shifted[a:b]]
+        assert batch["cu_seqlens"].tolist() == whole["cu_seqlens"].tolist() == [0, 12, 20, 32, 40]
+        assert batch["max_seqlen"] == whole["max_seqlen"] == 12
