@@ -17,5 +17,7 @@ __all__ = ["PlanConfig", "make_plan"]
 def __getattr__(name: str) -> object:
     """Import ``make_plan`` on first use."""
     if name == "make_plan":
-        return import_module("packer.planner.make_plan").make_plan
+        function = import_module("packer.planner.make_plan").make_plan
+        globals()[name] = function  # over the module of the same name, which the import has put there
+        return function
     raise AttributeError(f"module 'packer.planner' has no attribute {name!r}")
