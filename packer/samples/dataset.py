@@ -78,9 +78,9 @@ class Dataset:
             self._process = os.getpid()
         batches = self._source.rows(sample_ids, self._columns)
         samples = []
-        for sample_id, batch, encoded in zip(sample_ids, batches, self._encode(batches), strict=True):
+        for sample_id, batch in zip(sample_ids, batches, strict=True):
             try:
-                samples.append(self._cut(batch, encoded, start, stop))
+                samples.append(self._cut(batch, start, stop))
             except RowError as error:
                 raise SourceError(f"{self._source.place_of_row(int(sample_id))}: {error}") from error
         return samples
@@ -95,21 +95,16 @@ class Dataset:
     def _is_text(self) -> bool:
         return self._definition.kind in ("text", "messages")
 
-    def _encode(self, batches: Sequence[pa.RecordBatch]) -> Sequence[NDArray[Any] | None]:
-        """Return the ids of each row where they come of text, else None for each."""
-        if not self._is_text:
-            return [None] * len(batches)
-        column = self._definition.columns[0][1]
-        # files may differ in the kind of string that they hold
-        texts = pa.array([take_column(batch, column)[0].as_py() for batch in batches], pa.large_string())
-        ids, lengths = encode(pa.record_batch({column: texts}), self._definition)
-        return np.split(ids, np.cumsum(lengths)[:-1])
-
-    def _cut(
-        self, batch: pa.RecordBatch, encoded: NDArray[Any] | None, start: int, stop: int | None
-    ) -> Sample:
-        sample: Sample = {} if encoded is None else {INPUT_IDS: encoded[start:stop].copy()}
-        num_tokens = None if encoded is None else len(encoded)
+    def _cut(self, batch: pa.RecordBatch, start: int, stop: int | None) -> Sample:
+        sample: Sample = {}
+        num_tokens = None
+        if self._is_text:
+            encoded = encode(batch, self._definition)
+            num_tokens = len(encoded.ids)
+            sample[INPUT_IDS] = encoded.ids[start:stop].copy()
+            if encoded.mask is not None:
+                labels = np.where(encoded.mask, encoded.ids, IGNORED_LABEL)
+                sample[LABELS] = labels[start:stop]
         for name, column in self._fields.items():
             array = take_column(batch, column)
             rows = ragged(array, column=column)

@@ -8,6 +8,7 @@ import pyarrow as pa
 import pyarrow.types as pat
 
 from packer.errors import ColumnError, ConfigError
+from packer.samples.chat import ChatTokenizer, open_chat_tokenizer
 from packer.samples.ragged import is_list_type
 from packer.samples.tokenizer import TextTokenizer, open_tokenizer
 from packer.sources import Columns, Source, find_field, storage_type
@@ -90,8 +91,13 @@ class LengthDefinition:
 
     @classmethod
     def by_messages(cls, column: str, *, tokenizer: str) -> "LengthDefinition":
-        """Length = number of tokens of a chat through the tokenizer's template."""
-        return cls(kind="messages", columns=_pairs(column), tokenizer=tokenizer)
+        """Length = number of tokens of a chat through the tokenizer's template.
+
+        Raises:
+            ConfigError: the tokenizer cannot be opened, or has no chat template.
+        """
+        sha256 = open_chat_tokenizer(tokenizer).sha256
+        return cls(kind="messages", columns=_pairs(column), tokenizer=tokenizer, tokenizer_sha256=sha256)
 
     @classmethod
     def by_index(cls) -> "LengthDefinition":
@@ -185,23 +191,39 @@ def check_definition(source: Source, definition: LengthDefinition) -> None:
             if not (pat.is_null(data_type) or accepts(data_type)):
                 raise ColumnError(f"{owner}: column {column!r} is of type {data_type}; name {wanted}")
     if definition.kind == "text":
-        tokenizer_of(definition)
+        text_tokenizer(definition)
+    if definition.kind == "messages":
+        chat_tokenizer(definition)
 
 
-def tokenizer_of(definition: LengthDefinition) -> TextTokenizer:
+def text_tokenizer(definition: LengthDefinition) -> TextTokenizer:
     """Open the tokenizer of a text definition; it is kept for the life of the process.
 
     Raises:
         ConfigError: it is not the one whose hash the definition holds.
     """
     tokenizer = open_tokenizer(str(definition.tokenizer), special_tokens=definition.special_tokens)
-    if definition.tokenizer_sha256 not in (None, tokenizer.sha256):
+    _check_hash(definition, tokenizer.sha256)
+    return tokenizer
+
+
+def chat_tokenizer(definition: LengthDefinition) -> ChatTokenizer:
+    """Open the tokenizer of a messages definition; it is kept for the life of the process.
+
+    Raises:
+        ConfigError: it, or its template, is not the one whose hash the definition holds.
+    """
+    tokenizer = open_chat_tokenizer(str(definition.tokenizer))
+    _check_hash(definition, tokenizer.sha256)
+    return tokenizer
+
+
+def _check_hash(definition: LengthDefinition, sha256: str) -> None:
+    if definition.tokenizer_sha256 not in (None, sha256):
         raise ConfigError(
             f"tokenizer {definition.tokenizer} is not the one that the lengths were taken with (SHA-256 "
-            f"{tokenizer.sha256[:12]}…, not {str(definition.tokenizer_sha256)[:12]}…); name that one, or "
-            "analyze again"
+            f"{sha256[:12]}…, not {str(definition.tokenizer_sha256)[:12]}…); name that one, or analyze again"
         )
-    return tokenizer
 
 
 def is_text_type(data_type: pa.DataType) -> bool:

@@ -10,7 +10,13 @@ import pyarrow.types as pat
 from numpy.typing import NDArray
 
 from packer.errors import ColumnError, SourceError
-from packer.samples.definition import LOSS_TOKENS, LengthDefinition, check_text, tokenizer_of
+from packer.samples.definition import (
+    LOSS_TOKENS,
+    LengthDefinition,
+    chat_tokenizer,
+    check_text,
+    text_tokenizer,
+)
 from packer.samples.ragged import RowError, ragged, valid_rows
 from packer.sources import Source, Unit, take_column
 
@@ -59,7 +65,11 @@ def measure(batch: pa.RecordBatch, definition: LengthDefinition) -> Measurement:
         if definition.kind == "length":
             lengths[metric] = _integers(array, column)
         elif definition.kind == "text":
-            lengths[metric] = tokenizer_of(definition).count(check_text(array, column))
+            lengths[metric] = text_tokenizer(definition).count(check_text(array, column))
+        elif definition.kind == "messages":
+            _, lengths[metric], mask = chat_tokenizer(definition).encode(array)
+            if mask is not None:
+                lengths[LOSS_TOKENS] = count_marked(mask, lengths[metric], shift=definition.shift)
         else:
             lengths[metric] = ragged(array, column=column).lengths
     main = definition.columns[0]
@@ -112,10 +122,30 @@ def _count_labels(
     first = int(rows.starts[rows.lengths > 0].min())
     last = int((rows.starts + rows.lengths).max())
     values = rows.values.slice(first, last - first)
-    counted = values.fill_null(IGNORED_LABEL).to_numpy(zero_copy_only=False) != IGNORED_LABEL
-    # (last - first + 1,) number of labels before each position
-    before = np.concatenate([[0], np.cumsum(counted, dtype=np.int64)])
+    marked = values.fill_null(IGNORED_LABEL).to_numpy(zero_copy_only=False) != IGNORED_LABEL
     starts = np.where(rows.lengths > 0, rows.starts - first, 0)
-    skipped = np.minimum(rows.lengths, 1) if definition.shift else 0
-    counts: NDArray[np.int64] = before[starts + rows.lengths] - before[starts + skipped]
+    return count_marked(marked, rows.lengths, starts, shift=definition.shift)
+
+
+def count_marked(
+    marked: NDArray[np.bool_],
+    lengths: NDArray[np.int64],
+    starts: NDArray[np.int64] | None = None,
+    *,
+    shift: bool,
+) -> NDArray[np.int64]:
+    """(rows,) marked positions of each row, its first one left out where labels are shifted.
+
+    Args:
+        marked: positions of all rows.
+        lengths: (rows,)
+        starts: (rows,) where each row begins; one after the other, if not given.
+        shift: leave out the first position of each row.
+    """
+    # (positions + 1,) number of marks before each
+    before = np.concatenate([[0], np.cumsum(marked, dtype=np.int64)])
+    if starts is None:
+        starts = np.cumsum(lengths) - lengths
+    skipped = np.minimum(lengths, 1) if shift else 0
+    counts: NDArray[np.int64] = before[starts + lengths] - before[starts + skipped]
     return counts

@@ -8,7 +8,7 @@ import pyarrow.types as pat
 from numpy.typing import NDArray
 
 from packer.errors import ColumnError, ConfigError
-from packer.samples.definition import LengthDefinition, check_text, tokenizer_of
+from packer.samples.definition import LengthDefinition, chat_tokenizer, check_text, text_tokenizer
 from packer.samples.ragged import Ragged, RowError, is_list_type, ragged
 from packer.sources import Source, find_field, storage_type, take_column
 
@@ -20,6 +20,8 @@ class Encoded(NamedTuple):
     """(tokens,) in the type they are stored in; int32 where they come from a tokenizer."""
     lengths: NDArray[np.int64]
     """(rows,)"""
+    mask: NDArray[np.bool_] | None = None
+    """(tokens,) which tokens are trained on, where a chat template says so."""
 
 
 def encode(batch: pa.RecordBatch, definition: LengthDefinition) -> Encoded:
@@ -34,7 +36,9 @@ def encode(batch: pa.RecordBatch, definition: LengthDefinition) -> Encoded:
     if definition.kind == "length":
         raise ConfigError(f"column {column!r} holds lengths, not tokens; name the column of the tokens, too")
     if definition.kind == "text":
-        return Encoded(*tokenizer_of(definition).encode(check_text(array, column)))
+        return Encoded(*text_tokenizer(definition).encode(check_text(array, column)))
+    if definition.kind == "messages":
+        return Encoded(*chat_tokenizer(definition).encode(array))
     rows = ragged(array, column=column)
     return Encoded(gather(rows, column), rows.lengths)
 

@@ -143,6 +143,15 @@ def edge_hash(location: Location, size: int) -> str:
     return digest.hexdigest()
 
 
+def file_hash(location: Location) -> str:
+    """Return the SHA-256 of a whole file."""
+    digest = hashlib.sha256()
+    with location.open() as file, reading(location):
+        while block := file.read(1 << 20):
+            digest.update(block)
+    return digest.hexdigest()
+
+
 def natural_key(name: str) -> list[tuple[int, int, str]]:
     """Sort key that puts ``shard-2`` before ``shard-10``, the same on every machine and in every locale."""
     return [

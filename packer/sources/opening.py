@@ -7,9 +7,11 @@ from collections.abc import Sequence
 from packer.errors import SourceError
 from packer.sources.arrow import ArrowPart
 from packer.sources.huggingface import refuse_mixed_cache, saved_files
+from packer.sources.indexed import IndexedPart
 from packer.sources.ipc_messages import FILE_MAGIC
 from packer.sources.jsonl import COMPRESSIONS, JsonLinesPart
 from packer.sources.location import Location, from_user, natural_key
+from packer.sources.mds import mds_shards
 from packer.sources.parquet import ParquetPart
 from packer.sources.part import Part
 from packer.sources.source import Source
@@ -19,10 +21,12 @@ PathLike = str | os.PathLike[str]
 _DATA_SUFFIXES = {
     "parquet": (".parquet", ".pq"),
     "arrow": (".arrow", ".arrows", ".ipc", ".feather"),
+    "indexed": (".idx",),
     "jsonl": tuple(f"{name}{packed}" for name in (".jsonl", ".ndjson") for packed in ("", ".gz", ".zst")),
 }
 _JSON_SUFFIXES = (*_DATA_SUFFIXES["jsonl"], ".json", ".json.gz", ".json.zst")
 _STREAM_HEAD = b"\xff\xff\xff\xff"
+_INDEX_HEAD = b"MMIDIDX"
 
 
 def open_source(paths: PathLike | Sequence[PathLike]) -> Source:
@@ -50,12 +54,17 @@ def _open_path(location: Location) -> list[Part]:
         return [_open_file(location)]
     if location.is_dir():
         return _open_folder(location)
+    prefixed = Location(f"{location.path}.idx")
+    if prefixed.is_file():  # a .bin/.idx pair, named as Megatron names it
+        return [IndexedPart(prefixed)]
     matches = location.expanded() if any(sign in location.path for sign in "*?[") else []
     if not matches:
         raise SourceError(f"{location.path}: no such file or directory; check the path")
+    indexes = {match.path for match in matches if match.name.endswith(".idx")}
     return [
         part
         for match in sorted(matches, key=lambda match: natural_key(match.path))
+        if not (match.name.endswith(".bin") and match.sibling(".idx").path in indexes)  # one pair, one part
         for part in _open_path(match)
     ]
 
@@ -64,13 +73,16 @@ def _open_folder(folder: Location) -> list[Part]:
     saved = saved_files(folder)
     if saved is not None:
         return [_open_file(file) for file in saved]
+    shards = mds_shards(folder)
+    if shards is not None:
+        return list(shards)
     files = sorted(
         (file for file in folder.walk() if _format_by_name(file)), key=lambda file: natural_key(file.path)
     )
     if not files:
         raise SourceError(
-            f"{folder.path} is a folder without data files (Parquet, Arrow, JSON Lines); name another, or "
-            "name files of other suffixes by a pattern"
+            f"{folder.path} is a folder without data files (Parquet, Arrow, JSON Lines, .bin/.idx, MDS); "
+            "name another, or name files of other suffixes by a pattern"
         )
     formats = Counter(_format_by_name(file) for file in files)
     if len(formats) > 1:
@@ -93,6 +105,10 @@ def _open_file(location: Location) -> Part:
         return ParquetPart(location)
     if head.startswith((FILE_MAGIC, _STREAM_HEAD)):
         return ArrowPart(location)
+    if head.startswith(_INDEX_HEAD):
+        return IndexedPart(location)
+    if location.name.endswith(".bin") and location.sibling(".idx").is_file():
+        return IndexedPart(location.sibling(".idx"))
     if head.startswith(tuple(COMPRESSIONS)) or location.name.lower().endswith(_JSON_SUFFIXES):
         return JsonLinesPart(location)
     by_name = _format_by_name(location)
