@@ -64,10 +64,12 @@ def derive_key(seed, epoch, purpose):
 
 
 @jit
-def random_below(key, bounds, out):
-    """Fill ``out`` with unbiased integers, the i-th from [0, bounds[i])."""
-    for index in range(len(bounds)):
-        out[index] = below(key, index, bounds[index])
+def draw_to_end(values, size, count, key):
+    """Move ``count`` random ones of the first ``size`` values to their end."""
+    for index in range(count):
+        last = size - 1 - index
+        other = below(key, index, last + 1)
+        values[last], values[other] = values[other], values[last]
 
 
 @jit
@@ -80,7 +82,7 @@ def shuffle(values, start, stop, key):
 
 @jit
 def shuffle_segments(values, offsets, first, last, key):
-    """Shuffle segments [first, last) of ``values``, s from ``offsets[s]`` to the next, each by its own key."""
+    """Shuffle the segments [first, last) of ``values``, which begin at ``offsets``, each by its own key."""
     for segment in range(first, last):
         shuffle(values, offsets[segment], offsets[segment + 1], subkey(key, segment))
 

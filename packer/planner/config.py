@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from packer.errors import ConfigError
+from packer.planner.curriculum import parse_curriculum
 
 Layout = Literal["padded", "packed"]
 Count = Literal["padded", "real"]
@@ -140,6 +141,14 @@ class PlanConfig:
     def budgets(self) -> dict[str, int]:
         """Tokens that a micro-batch may hold, per metric."""
         return dict(self.max_tokens) if isinstance(self.max_tokens, Mapping) else {"seqlen": self.max_tokens}
+
+    @property
+    def further_metrics(self) -> set[str]:
+        """Metrics besides ``seqlen`` that budgets and curriculum need."""
+        names = set(self.budgets)
+        if self.curriculum is not None:
+            names |= {schedule.metric for schedule in parse_curriculum(self.curriculum)}
+        return names - {"seqlen"}
 
     def to_json(self) -> dict[str, Any]:
         """Return one entry an option, in plain JSON; of ``sample_ids`` the count and a hash."""
@@ -284,6 +293,7 @@ def _check_packing(config: PlanConfig) -> None:
     if config.curriculum is not None:
         if not isinstance(config.curriculum, Mapping):
             raise ConfigError("--curriculum must be a JSON object")
+        parse_curriculum(config.curriculum)
         if config.order != "random":
             raise ConfigError(
                 f"--curriculum draws from a pool at random, which --order {config.order} forbids; "

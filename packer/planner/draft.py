@@ -76,6 +76,7 @@ def lay_out(
     config: PlanConfig,
     epoch: int,
     loss_tokens: IntArray | None,
+    figures: dict[str, int | float],
 ) -> Draft:
     """Put packed micro-batches into rows, and sum up what they hold.
 
@@ -85,6 +86,7 @@ def lay_out(
         config: the options.
         epoch: whose random choices are meant.
         loss_tokens: (N,) loss tokens of every sample of the source; None for all tokens but the first.
+        figures: what is known of the epoch so far; balancing adds to it.
 
     Raises:
         EmptyPlanError: no step would be left.
@@ -124,9 +126,8 @@ def lay_out(
             known = loss_tokens[pieces.sample_ids(ordered)]
             per_row = np.add.reduceat(known, offsets[:-1], dtype=np.int64)
             num_loss_tokens = (per_row.reshape(counted.shape) * counted).sum(axis=1)
-    figures: dict[str, int | float] = {}
     if imbalance is not None:
-        figures["rank_imbalance_before"] = imbalance
+        figures = figures | {"rank_imbalance_before": imbalance}
     return Draft(
         pieces=ordered,
         seqlens=ordered_seqlens,

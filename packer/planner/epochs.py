@@ -1,7 +1,7 @@
 """Epoch by epoch: pack, lay out in rows, and give every row its shape and every step its factor."""
 
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,10 +12,12 @@ from packer.plan.epoch import PlannedEpoch
 from packer.planner.config import MAX_SEQLEN, PlanConfig
 from packer.planner.draft import Draft, lay_out
 from packer.planner.limits import limits_for
+from packer.planner.lower_bound import lower_bound
 from packer.planner.lr import lr_scales, mean_size
-from packer.planner.orders import by_length
-from packer.planner.packings import pack_epoch
+from packer.planner.orders import Purpose, histogram, key_for
+from packer.planner.packings import pack
 from packer.planner.pieces import IntArray, Pieces
+from packer.planner.pools import pack_by_admission
 from packer.planner.shapes import choose_shapes, pad_to
 
 
@@ -37,8 +39,8 @@ class EpochPlanner:
     config: PlanConfig
     loss_tokens: IntArray | None = None
     """(N,) of every sample of the source; None for all tokens but each sample's first."""
-    metrics: Mapping[str, IntArray] = field(default_factory=dict)
-    """Further metrics of every sample, for a curriculum."""
+    admissions: NDArray[np.int64] | None = None
+    """(P,) the step, over all epochs, from which on each piece may be used; None without a curriculum."""
 
     def plan_epochs(self) -> tuple[float | None, Iterator[PlannedEpoch]]:
         """Return the base of the learning-rate factor, and the epochs, one at a time in memory.
@@ -57,7 +59,7 @@ class EpochPlanner:
                 "--lr-by tokens, or --too-long drop"
             )
         limits = self._limits()
-        # Base and shapes come before the first row: with several epochs that costs a second run, not memory.
+        # Base and shapes come before the first row: several epochs may be planned twice, one at a time.
         drafts = [self._draft(0, limits, 0)] if self.config.epochs == 1 else None
         survey = self._survey(drafts or self._drafts(limits))
 
@@ -74,10 +76,8 @@ class EpochPlanner:
         """Return the bounds of a micro-batch; in the padded layout the shapes are chosen before packing."""
         if self.config.num_shapes is None or self.config.layout == "packed":
             return limits_for(self.config)
-        _, distinct, offsets = by_length(self.pieces.seqlens)
         shapes = choose_shapes(
-            distinct,
-            np.diff(offsets),
+            *histogram(self.pieces.seqlens),
             num_shapes=self.config.num_shapes,
             multiple=self.config.padded_multiple,
         )
@@ -90,9 +90,30 @@ class EpochPlanner:
             num_steps += len(draft.num_samples)
             yield draft
 
-    def _draft(self, epoch: int, limits: Limits, num_steps: int) -> Draft:
-        microbatches = pack_epoch(self.pieces, limits, self.config, epoch)
-        return lay_out(microbatches, self.pieces, self.config, epoch, self.loss_tokens)
+    def _draft(self, epoch: int, limits: Limits, first_step: int) -> Draft:
+        pieces, config = self.pieces, self.config
+        figures: dict[str, int | float] = {}
+        if self.admissions is None:
+            key = key_for(config.seed, epoch, Purpose.SAMPLES)
+            microbatches = pack(pieces.lengths, pieces.owners, limits, config, key)
+        else:
+            microbatches, raises = pack_by_admission(
+                pieces.lengths,
+                pieces.owners,
+                self.admissions,
+                limits,
+                config,
+                epoch=epoch,
+                first_step=first_step,
+            )
+            if raises:
+                figures |= {"curriculum_raises": len(raises), "curriculum_first_raise": raises[0].step}
+        if limits.packed:
+            figures |= {
+                "lower_bound": lower_bound(*histogram(pieces.seqlens), limits),
+                "num_packed": len(microbatches),
+            }
+        return lay_out(microbatches, pieces, config, epoch, self.loss_tokens, figures)
 
     def _survey(self, drafts: Iterable[Draft]) -> Survey:
         """Run through the epochs for what all of them need to know, if there is anything."""

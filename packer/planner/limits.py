@@ -84,7 +84,7 @@ def max_seqlen(config: PlanConfig, metric: str = "seqlen") -> int:
     if longest < 1:
         raise ConfigError(
             f"no sample fits a micro-batch of --max-tokens {config.budgets.get(metric)} after rounding; "
-            "raise it or --max-attention, or lower --fixed-seqlen, --pad-multiple, --pad-segments-to or --sp-size"
+            "raise it or --max-attention, or lower --fixed-seqlen, --pad-multiple or --sp-size"
         )
     if metric == "seqlen" and config.max_seqlen is not None:
         longest = min(longest, config.max_seqlen)

@@ -12,8 +12,9 @@ from packer.plan.facts import PlanFacts
 from packer.plan.reader import Plan
 from packer.plan.writer import plan_in_memory, write_plan
 from packer.planner.config import PlanConfig
+from packer.planner.curriculum import parse_curriculum
 from packer.planner.epochs import EpochPlanner
-from packer.planner.pieces import choose_pieces
+from packer.planner.pieces import Pieces, choose_pieces
 
 
 def make_plan(
@@ -55,12 +56,14 @@ def make_plan(
         if name != "seqlen"
     }
     loss = None if loss_tokens is None else _integers("loss_tokens", loss_tokens, len(lengths))
-    missing = [name for name in config.budgets if name != "seqlen" and name not in known]
-    if missing:
+    for name in sorted(config.further_metrics - set(known)):
+        option = "--max-tokens" if name in config.budgets else "--curriculum"
         have = ", ".join(["seqlen", *known])
-        raise ConfigError(f"--max-tokens names the metric {missing[0]}, but there are only {have}")
+        raise ConfigError(f"{option} names the metric {name}, but there are only {have}; analyze it as well")
     pieces, dropped = choose_pieces(lengths, config, known)
-    planner = EpochPlanner(pieces=pieces, config=config, loss_tokens=loss, metrics=known)
+    planner = EpochPlanner(
+        pieces=pieces, config=config, loss_tokens=loss, admissions=_admissions(pieces, config, known)
+    )
     lr_base, epochs = planner.plan_epochs()
     facts = PlanFacts(
         config=config.to_json(),
@@ -75,6 +78,22 @@ def make_plan(
     if out is None:
         return plan_in_memory(facts, epochs, dropped=dropped)
     return write_plan(out, facts, epochs, dropped=dropped, overwrite=overwrite)
+
+
+def _admissions(
+    pieces: Pieces, config: PlanConfig, metrics: Mapping[str, NDArray[Any]]
+) -> NDArray[np.int64] | None:
+    """Return the step from which on each piece may be used: the latest that any of the schedules says."""
+    if config.curriculum is None:
+        return None
+    admissions = np.zeros(len(pieces), np.int64)
+    for schedule in parse_curriculum(config.curriculum):
+        values = pieces.seqlens
+        if schedule.metric != "seqlen":
+            known = metrics[schedule.metric]
+            values = known if pieces.ids is None else known[pieces.ids]
+        admissions = np.maximum(admissions, schedule.admissions(values))
+    return admissions
 
 
 def _integers(name: str, values: ArrayLike, num_samples: int | None) -> NDArray[Any]:

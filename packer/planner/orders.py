@@ -91,6 +91,16 @@ def shuffled_entries(lengths: IntArray, key: np.uint64) -> NDArray[np.int64]:
     return out
 
 
+def histogram(lengths: IntArray) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return the (L,) distinct lengths, rising, and the (L,) samples of each."""
+    if _is_sparse(lengths):
+        distinct, counts = np.unique(lengths, return_counts=True)
+        return distinct.astype(np.int64), counts.astype(np.int64)
+    totals = _count_lengths(lengths, chunk_edges(len(lengths))).sum(axis=0)
+    distinct = np.flatnonzero(totals)
+    return distinct, totals[distinct]
+
+
 def by_length(lengths: IntArray) -> tuple[IntArray, NDArray[np.int64], NDArray[np.int64]]:
     """Sort samples by length, keeping the order of equal ones.
 
@@ -98,21 +108,29 @@ def by_length(lengths: IntArray) -> tuple[IntArray, NDArray[np.int64], NDArray[n
         (n,) samples; (L,) int64 distinct lengths, rising; (L + 1,) int64 offsets of each length's samples.
     """
     size = len(lengths)
-    longest = int(lengths.max()) if size else 0
-    if longest > max(1 << 22, 4 * size):  # a histogram would be far larger than the data
+    if _is_sparse(lengths):
         order = np.argsort(lengths, kind="stable").astype(id_dtype(size))
-        distinct, counts = np.unique(lengths, return_counts=True)
-        return order, distinct.astype(np.int64), _offsets(counts)
+        distinct, counts = histogram(lengths)
+        return order, distinct, _offsets(counts)
     edges = chunk_edges(size)
-    counts = np.zeros((len(edges) - 1, longest + 1), np.int64)
-    run_chunks(lambda c, start, stop: counting.count_lengths(lengths, start, stop, counts[c]), edges)
-    offsets, cursors = _cursors(counts)
+    offsets, cursors = _cursors(_count_lengths(lengths, edges))
     order = np.empty(size, id_dtype(size))
     run_chunks(
         lambda c, start, stop: counting.scatter_by_length(lengths, start, stop, cursors[c], order), edges
     )
     distinct = np.flatnonzero(np.diff(offsets))
     return order, distinct, np.append(offsets[distinct], size)
+
+
+def _is_sparse(lengths: IntArray) -> bool:
+    """Say whether a table of all lengths would be far larger than the data."""
+    return len(lengths) == 0 or int(lengths.max()) > max(1 << 22, 4 * len(lengths))
+
+
+def _count_lengths(lengths: IntArray, edges: NDArray[np.int64]) -> NDArray[np.int64]:
+    counts = np.zeros((len(edges) - 1, int(lengths.max()) + 1), np.int64)
+    run_chunks(lambda c, start, stop: counting.count_lengths(lengths, start, stop, counts[c]), edges)
+    return counts
 
 
 def shuffle_within(values: IntArray, offsets: NDArray[np.int64], key: np.uint64) -> None:

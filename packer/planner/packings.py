@@ -1,37 +1,78 @@
-"""Which packing an epoch asks for, and the repairs that packed rows may need afterwards."""
+"""Which packing a configuration asks for, and the repairs that packed rows may need afterwards."""
+
+from dataclasses import replace
+
+import numpy as np
 
 from packer.kernels.limits import Limits
 from packer.planner.best_fit import best_fit
 from packer.planner.config import PlanConfig
-from packer.planner.microbatches import MicroBatches
+from packer.planner.microbatches import IntArray, MicroBatches
 from packer.planner.next_fit import next_fit
-from packer.planner.orders import Purpose, key_for
-from packer.planner.pieces import Pieces
+from packer.planner.orders import permutation, subkey
+from packer.planner.pairs import windowed_pairs
+from packer.planner.repair import separate, top_up
 from packer.planner.windowed import windowed
 
 
-def pack_epoch(pieces: Pieces, limits: Limits, config: PlanConfig, epoch: int) -> MicroBatches:
-    """Pack all pieces into micro-batches, in the order in which these are to run."""
-    key = key_for(config.seed, epoch, Purpose.SAMPLES)
-    width = config.microbatches_per_step if config.has_shape_rule and not limits.packed else 1
+def pack(
+    lengths: IntArray, owners: IntArray | None, limits: Limits, config: PlanConfig, key: np.uint64
+) -> MicroBatches:
+    """Pack samples into micro-batches, in the order in which these are to run.
+
+    Args:
+        lengths: (K, n) int32 lengths of the samples, one row a budget.
+        owners: (n,) the sample of each piece; None where no sample is cut.
+        limits: bounds of a micro-batch.
+        config: the options.
+        key: of all random choices.
+    """
+    width = group_width(config)
+    if config.packing == "next-fit":
+        return next_fit(
+            lengths,
+            owners,
+            limits,
+            order=config.order,
+            width=width,
+            same_seqlen=config.same_seqlen,
+            key=key,
+        )
+    if len(lengths) > 1:
+        return windowed_pairs(
+            lengths, limits, window=config.window, width=width, same_seqlen=config.same_seqlen, key=key
+        )
     if config.packing == "best-fit":
-        return best_fit(pieces.lengths, limits, key=key)
-    if config.packing == "windowed":
-        return windowed(
-            pieces.lengths,
-            pieces.owners,
+        packs = best_fit(lengths, limits, key=key)
+    else:
+        packs = windowed(
+            lengths,
+            owners,
             limits,
             window=config.window,
             width=width,
             same_seqlen=config.same_seqlen,
             key=key,
         )
-    return next_fit(
-        pieces.lengths,
-        pieces.owners,
-        limits,
-        order=config.order,
-        width=width,
-        same_seqlen=config.same_seqlen,
-        key=key,
-    )
+    return _repair(packs, owners, limits, key) if limits.packed else packs
+
+
+def group_width(config: PlanConfig) -> int:
+    """Return how many micro-batches are made together: those of a step, where rows must agree in shape.
+
+    Packed rows agree once they are padded to the longest of the step, whatever they hold.
+    """
+    if config.has_shape_rule and config.layout == "padded":
+        return config.microbatches_per_step
+    return 1
+
+
+def _repair(packs: MicroBatches, owners: IntArray | None, limits: Limits, key: np.uint64) -> MicroBatches:
+    """See to what best-fit does not look at; rows that come of it are mixed with the others."""
+    repaired = top_up(packs, limits)
+    if owners is not None:
+        repaired = separate(repaired, owners, limits, subkey(key, 2))
+    if repaired is packs:
+        return packs
+    order = permutation(len(repaired), subkey(key, 3))
+    return replace(repaired, starts=repaired.starts[order], sizes=repaired.sizes[order])

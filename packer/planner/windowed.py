@@ -49,7 +49,7 @@ def windowed(
     """
     num_samples = lengths.shape[1]
     entries = shuffled_entries(lengths[0], key)
-    edges = _window_edges(lengths[0], limits, window, width)
+    edges = window_edges(lengths, limits, window, width)
     longest = int(lengths.max())
     out_ids = np.empty(num_samples, id_dtype(num_samples))
     out_lengths = np.empty(num_samples, np.int32)
@@ -85,42 +85,60 @@ def windowed(
         )
 
     stretches, leftover = _run_windows(pack, edges)
+    return finish_windows(
+        out_ids, out_lengths, stretches, out_ids[leftover], lengths, owners, limits, width, same_seqlen, key
+    )
+
+
+def finish_windows(
+    pieces: IntArray,
+    seqlens: NDArray[np.int32],
+    stretches: NDArray[np.int64],
+    leftover: IntArray,
+    lengths: IntArray,
+    owners: IntArray | None,
+    limits: Limits,
+    width: int,
+    same_seqlen: bool,
+    key: np.uint64,
+) -> MicroBatches:
+    """Shuffle the micro-batches of all windows, or their steps, and pack what the windows left over."""
     # (2, steps · width) -> whole steps in random order
     steps = stretches.reshape(2, -1, width)
     shuffled = steps[:, permutation(steps.shape[1], subkey(key, 0))].reshape(2, -1)
     packed = MicroBatches(
-        pieces=out_ids,
-        seqlens=out_lengths,
+        pieces=pieces,
+        seqlens=seqlens,
         starts=shuffled[0],
         sizes=shuffled[1],
-        leftover=out_ids[leftover],
+        leftover=leftover,
         in_steps=width > 1,
     )
     if not len(leftover):
         return packed
-    # what found no place in its window gets one more chance, in the company of the other windows'
-    rest = packed.leftover
     tail = next_fit(
-        np.ascontiguousarray(lengths[:, rest]),
-        None if owners is None else owners[rest],
+        np.ascontiguousarray(lengths[:, leftover]),
+        None if owners is None else owners[leftover],
         limits,
         order="seqlen",
         width=width,
         same_seqlen=same_seqlen,
         key=key,
     )
-    return concatenate([replace(packed, leftover=rest[:0]), reindex(tail, rest)])
+    return concatenate([replace(packed, leftover=leftover[:0]), reindex(tail, leftover)])
 
 
-def _window_edges(lengths: IntArray, limits: Limits, window: int, width: int) -> NDArray[np.int64]:
+def window_edges(lengths: IntArray, limits: Limits, window: int, width: int) -> NDArray[np.int64]:
     """Return the (W + 1,) edges of windows that hold about as many samples as ``window`` micro-batches do."""
-    num_samples = len(lengths)
-    mean = max(1.0, int(lengths.sum(dtype=np.int64)) / num_samples)
-    per_microbatch = max(1.0, min(int(limits.budgets[0]) / mean, limits.max_samples))
+    num_samples = lengths.shape[1]
+    per_microbatch = float(limits.max_samples)
+    for row, budget in zip(lengths, limits.budgets, strict=True):
+        mean = max(1.0, int(row.sum(dtype=np.int64)) / num_samples)
+        per_microbatch = min(per_microbatch, max(1.0, int(budget) / mean))
     num_units = max(1, num_samples // width)
     num_windows = max(1, min(num_units, round(num_units / (window * per_microbatch))))
     # whole units, so that only the last window may leave samples over
-    edges = np.arange(num_windows + 1, dtype=np.int64) * num_units // num_windows * width
+    edges: NDArray[np.int64] = np.arange(num_windows + 1, dtype=np.int64) * num_units // num_windows * width
     edges[-1] = num_samples
     return edges
 

@@ -1,0 +1,56 @@
+"""Windowed packing of pairs of sequences: every length has a budget of its own."""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from packer.kernels import pairs as kernels
+from packer.kernels.limits import Limits
+from packer.planner.microbatches import IntArray, MicroBatches
+from packer.planner.orders import permutation, subkey
+from packer.planner.windowed import CHARGE_DIVISOR, finish_windows, window_edges
+
+
+def windowed_pairs(
+    lengths: IntArray, limits: Limits, *, window: int, width: int, same_seqlen: bool, key: np.uint64
+) -> MicroBatches:
+    """Pack samples of several lengths inside windows of a random order; see ``windowed``.
+
+    Args:
+        lengths: (K, n) int32 lengths of the samples, one row a budget.
+        limits: bounds of a micro-batch.
+        window: micro-batches of a window, about; steps, where width is not 1.
+        width: 1, or the micro-batches of a step that must agree in shape.
+        same_seqlen: whether that shape includes S.
+        key: of the random order.
+    """
+    order = permutation(lengths.shape[1], key)
+    edges = window_edges(lengths, limits, window, width)
+    order = order[_sorted_inside(lengths[:, order], limits, edges)]
+    out = np.empty_like(order)
+    stretches = np.empty((2, len(order)), np.int64)
+    left = np.empty(len(edges) - 1, np.int64)
+    charge = int(limits.budgets.sum()) // CHARGE_DIVISOR
+    num_microbatches = kernels.partition_pairs(
+        order, lengths[:, order], edges, limits, width, charge, out, stretches[0], stretches[1], left
+    )
+    behind = [np.arange(stop - count, stop) for stop, count in zip(edges[1:], left, strict=True) if count]
+    return finish_windows(
+        out,
+        lengths[0][out],
+        stretches[:, :num_microbatches],
+        out[np.concatenate([np.empty(0, np.int64), *behind])],
+        lengths,
+        None,
+        limits,
+        width,
+        same_seqlen,
+        subkey(key, 1),
+    )
+
+
+def _sorted_inside(lengths: IntArray, limits: Limits, edges: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return positions sorted inside each window: by the largest share of a budget, then by their sum."""
+    window = np.repeat(np.arange(len(edges) - 1), np.diff(edges))
+    # one common unit for all budgets, in integers: 2^20 is the whole budget
+    shares = (lengths.astype(np.int64) << 20) // limits.budgets[:, np.newaxis]
+    return np.lexsort((shares.sum(axis=0), shares.max(axis=0), window))

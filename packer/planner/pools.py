@@ -1,0 +1,174 @@
+"""An epoch under a curriculum: micro-batches from a pool that grows as the schedule admits harder samples.
+
+The pool holds what is admitted and not yet used. For each stretch of steps between two admissions as many
+random samples are drawn from it as the steps take, packed, and what the steps do not take goes back. A pool
+that cannot fill a step runs dry: the next difficulty is admitted early, so every sample still has its turn.
+"""
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from packer.kernels import rng
+from packer.kernels.limits import Limits
+from packer.planner.config import PlanConfig
+from packer.planner.microbatches import IntArray, MicroBatches, concatenate, reindex
+from packer.planner.orders import Purpose, id_dtype, key_for, subkey
+from packer.planner.packings import group_width, pack
+
+_ENOUGH = 1.1  # times the samples that the steps take, by estimate
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Raise:
+    """The pool ran dry, and the next difficulty was admitted before its time."""
+
+    step: int
+    """The step, counted over all epochs, that needed it."""
+    admission: int
+    """The step at which the schedule would have admitted it; ``BEYOND`` or more for never."""
+
+
+class _Pool:
+    """Samples that are admitted and not yet used."""
+
+    def __init__(self, size: int, key: np.uint64) -> None:
+        self._values = np.empty(size, id_dtype(size))
+        self._key = key
+        self._draws = 0
+        self.size = 0
+
+    def add(self, samples: IntArray) -> None:
+        self._values[self.size : self.size + len(samples)] = samples
+        self.size += len(samples)
+
+    def draw(self, count: int) -> IntArray:
+        """Take random samples out."""
+        rng.draw_to_end(self._values, self.size, count, subkey(self._key, self._draws))
+        self._draws += 1
+        self.size -= count
+        return self._values[self.size : self.size + count].copy()
+
+
+def pack_by_admission(
+    lengths: IntArray,
+    owners: IntArray | None,
+    admissions: NDArray[np.int64],
+    limits: Limits,
+    config: PlanConfig,
+    *,
+    epoch: int,
+    first_step: int,
+) -> tuple[MicroBatches, list[Raise]]:
+    """Pack the samples of an epoch so that none is used before it is admitted.
+
+    Args:
+        lengths: (K, n) int32 lengths of the samples, one row a budget.
+        owners: (n,) the sample of each piece; None where no sample is cut.
+        admissions: (n,) the step, over all epochs, from which on a sample may be used.
+        limits: bounds of a micro-batch.
+        config: the options.
+        epoch: whose random choices are meant.
+        first_step: of the epoch, counted over all epochs.
+
+    Returns:
+        The micro-batches in the order in which they are to run, and where the pool ran dry.
+    """
+    order = np.argsort(admissions, kind="stable")
+    thresholds, starts = np.unique(admissions[order], return_index=True)
+    ends = np.append(starts[1:], len(order))
+    pool = _Pool(len(order), key_for(config.seed, epoch, Purpose.POOL))
+    key = key_for(config.seed, epoch, Purpose.SAMPLES)
+    parts: list[MicroBatches] = []
+    barriers: list[int] = []
+    raises: list[Raise] = []
+    mean = max(1.0, float(lengths[0].mean()))
+    per_microbatch = min(limits.max_samples, max(1.0, int(limits.budgets[0]) / mean))
+    step, admitted = first_step, 0
+
+    def admit_next() -> None:
+        nonlocal admitted
+        pool.add(order[starts[admitted] : ends[admitted]])
+        admitted += 1
+
+    while True:
+        while admitted < len(thresholds) and thresholds[admitted] <= step:
+            admit_next()
+        if admitted == len(thresholds):
+            break
+        wanted = int(min(thresholds[admitted] - step, len(order)))
+        part, drawn = _pack_steps(
+            pool, lengths, owners, limits, config, wanted, per_microbatch, subkey(key, len(barriers))
+        )
+        num_steps = len(part) // config.microbatches_per_step
+        if num_steps:
+            pool.add(np.setdiff1d(drawn, _used(part)))
+            parts.append(part)
+            step += num_steps
+            barriers.append(step - first_step)
+        else:
+            pool.add(drawn)
+        if num_steps < wanted:
+            raises.append(Raise(step=step, admission=int(thresholds[admitted])))
+            admit_next()
+    last = pool.draw(pool.size)
+    parts.append(_pack_drawn(last, lengths, owners, limits, config, subkey(key, len(barriers))))
+    return replace(concatenate(parts), barriers=tuple(barriers)), raises
+
+
+def _pack_steps(
+    pool: _Pool,
+    lengths: IntArray,
+    owners: IntArray | None,
+    limits: Limits,
+    config: PlanConfig,
+    num_steps: int,
+    per_microbatch: float,
+    key: np.uint64,
+) -> tuple[MicroBatches, IntArray]:
+    """Pack up to ``num_steps`` whole steps; return them and all samples that were drawn for them."""
+    wanted = num_steps * config.microbatches_per_step
+    count = int(min(pool.size, wanted * per_microbatch * _ENOUGH + 1))
+    while True:
+        drawn = pool.draw(count)
+        part = _pack_drawn(drawn, lengths, owners, limits, config, key)
+        if len(part) >= wanted or pool.size == 0:
+            break
+        pool.add(drawn)
+        count = min(pool.size, 2 * count)
+    whole = min(wanted, len(part) // config.microbatches_per_step * config.microbatches_per_step)
+    none = part.leftover[:0]
+    return replace(part, starts=part.starts[:whole], sizes=part.sizes[:whole], leftover=none), drawn
+
+
+def _pack_drawn(
+    drawn: IntArray,
+    lengths: IntArray,
+    owners: IntArray | None,
+    limits: Limits,
+    config: PlanConfig,
+    key: np.uint64,
+) -> MicroBatches:
+    if not len(drawn):
+        nothing = np.empty(0, np.int64)
+        return MicroBatches(
+            pieces=drawn,
+            seqlens=np.empty(0, np.int32),
+            starts=nothing,
+            sizes=nothing,
+            leftover=drawn,
+            in_steps=group_width(config) > 1,
+        )
+    chosen = np.ascontiguousarray(lengths[:, drawn])
+    part = pack(chosen, None if owners is None else owners[drawn], limits, config, key)
+    return reindex(part, drawn)
+
+
+def _used(part: MicroBatches) -> IntArray:
+    """Return the samples of a part's micro-batches."""
+    begins = np.cumsum(part.sizes) - part.sizes
+    used: IntArray = part.pieces[
+        np.arange(int(part.sizes.sum())) + np.repeat(part.starts - begins, part.sizes)
+    ]
+    return used
