@@ -1,6 +1,7 @@
 """Naive twins: the slow and obvious way to what the package does fast."""
 
 import struct
+from itertools import chain, combinations
 from pathlib import Path
 
 import numpy as np
@@ -51,3 +52,259 @@ def row(samples: list[dict[str, list]], segments: list[tuple[int, int]], is_fill
     shifted = [*built["labels"][1:], -100]
     built["shift_labels"] = [-100] * length if is_filler else shifted
     return built
+
+
+def curriculum_items(values: list[int]) -> dict[str, list[list[int]]]:
+    """Index files of DeepSpeed's curriculum: every value, its samples, and these by hundredths of values."""
+    unique = sorted(set(values))
+    samples = [[sample for sample, value in enumerate(values) if value == wanted] for wanted in unique]
+    step = max(1, len(unique) // 100)
+    return {
+        "index_to_metric": [[value] for value in unique],
+        "index_to_sample": samples,
+        "index_to_sample_percentile_merged": [
+            [sample for some in samples[first : first + step] for sample in some]
+            for first in range(0, len(samples), step)
+        ],
+    }
+
+
+def flat(lists):
+    return list(chain.from_iterable(lists))
+
+
+# The generator, in Python's integers.
+
+_MASK = 2**64 - 1
+
+
+def mix(z):
+    z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9 & _MASK
+    z = (z ^ (z >> 27)) * 0x94D049BB133111EB & _MASK
+    return z ^ (z >> 31)
+
+
+def draw(key, counter):
+    return mix((key + (counter + 1) * 0x9E3779B97F4A7C15) & _MASK)
+
+
+def subkey(key, index):
+    return mix((mix(key ^ 0xBF58476D1CE4E5B9) + index * 0x9E3779B97F4A7C15) & _MASK)
+
+
+def derive_key(seed, epoch, purpose):
+    return subkey(subkey(mix((seed + 0x9E3779B97F4A7C15) & _MASK), epoch), purpose)
+
+
+def below(key, counter, bound):
+    """Reject what would make some results likelier than others."""
+    while True:
+        if bound < 2**32:
+            product = (draw(key, counter) >> 32) * bound
+            if product % 2**32 >= 2**32 % bound:
+                return product >> 32
+        else:
+            value = draw(key, counter) & ((1 << (bound - 1).bit_length()) - 1)
+            if value < bound:
+                return value
+        key = mix((key + 0x94D049BB133111EB) & _MASK)
+
+
+def shuffle(values, key):
+    values = list(values)
+    for last in range(len(values) - 1, 0, -1):
+        other = below(key, last, last + 1)
+        values[last], values[other] = values[other], values[last]
+    return values
+
+
+def draw_to_end(values, size, count, key):
+    values = list(values)
+    for index in range(count):
+        last = size - 1 - index
+        other = below(key, index, last + 1)
+        values[last], values[other] = values[other], values[last]
+    return values
+
+
+def buckets(values, num_buckets, key):
+    """Return the values bucket by bucket; a bucket is the top bits of a value's draw."""
+    shift = 64 - (num_buckets - 1).bit_length()
+    out = [[] for _ in range(num_buckets)]
+    for value in values:
+        out[draw(key, value) >> shift].append(value)
+    return out
+
+
+# Packings. Micro-batches are lists of positions.
+
+
+def round_up(seqlen, multiple=1, shapes=()):
+    return min(shape for shape in shapes if shape >= seqlen) if shapes else -(-seqlen // multiple) * multiple
+
+
+def fits(lengths, limits, same_shape=None):
+    """Say whether samples of these lengths, a list for each budget, keep all bounds of a micro-batch."""
+    count = len(lengths[0])
+    if count > limits.max_samples:
+        return False
+    if limits.packed:
+        rooms = sum(round_up(length, limits.segment_multiple) for length in lengths[0])
+        squares = sum(length**2 for length in lengths[0])
+        return rooms <= limits.budgets[0] and squares <= limits.max_attention
+    for metric, (row, budget) in enumerate(zip(lengths, limits.budgets, strict=True)):
+        longest = max(row) if same_shape is None else same_shape[metric]
+        padded = round_up(longest, limits.multiple, list(limits.shapes))
+        if count * padded**2 > limits.max_attention:
+            return False
+        if (sum(row) if limits.real else count * padded) > budget:
+            return False
+    return True
+
+
+def next_fit(lengths, owners, limits, width=1, same_seqlen=False):
+    """Return groups of micro-batches: the most samples that ``width`` of them can take in turn."""
+    n = len(lengths[0])
+
+    def is_valid(group):
+        longest = [max(row[p] for batch in group for p in batch) for row in lengths] if same_seqlen else None
+        return all(
+            fits([[row[p] for p in batch] for row in lengths], limits, longest)
+            and len({owners[p] for p in batch}) == len(batch)
+            for batch in group
+        )
+
+    groups, start = [], 0
+    while start < n:
+        wide = min(width, (n - start) // limits.min_samples)
+        if wide == 0:
+            break
+        most = (n - start) // wide if wide == width else limits.min_samples
+        best = None
+        for size in range(1, most + 1):
+            taken = range(start, start + size * wide)
+            group = [list(taken[member::wide]) for member in range(wide)]
+            if not is_valid(group):
+                break
+            best = group
+        if best is None or len(best[0]) < limits.min_samples:
+            start += 1
+            continue
+        groups.append(best)
+        start += len(best) * len(best[0])
+    return groups
+
+
+def best_fit_decreasing(rooms, capacity):
+    """Return the residuals of best-fit-decreasing, sample by sample."""
+    residuals = []
+    for room in sorted(rooms, reverse=True):
+        tightest = min((residual for residual in residuals if residual >= room), default=None)
+        if tightest is None:
+            residuals.append(capacity - room)
+        else:
+            residuals.remove(tightest)
+            residuals.append(tightest - room)
+    return residuals
+
+
+def partition_cost(lengths, owners, limits, charge):
+    """Return (samples left out, cost) of the best partition of sorted samples: every start for every end."""
+    best = [(0, 0)]
+    for end in range(1, len(lengths) + 1):
+        skipped, cost = best[end - 1]
+        choices = [(skipped + 1, cost)]
+        for start in range(end):
+            group = lengths[start:end]
+            alone = len({owners[p] for p in range(start, end)}) == end - start
+            if len(group) >= limits.min_samples and alone and fits([group], limits):
+                skipped, cost = best[start]
+                padded = round_up(group[-1], limits.multiple, list(limits.shapes))
+                choices.append((skipped, cost + len(group) * padded + charge))
+        best.append(min(choices))
+    return best[-1]
+
+
+def pairs_cost(lengths, limits, charge):
+    """The same for samples of several lengths, in the order in which they stand."""
+    best = [(0, 0)]
+    for end in range(1, len(lengths[0]) + 1):
+        skipped, cost = best[end - 1]
+        choices = [(skipped + 1, cost)]
+        for start in range(end):
+            group = [row[start:end] for row in lengths]
+            if end - start >= limits.min_samples and fits(group, limits):
+                skipped, cost = best[start]
+                areas = sum((end - start) * round_up(max(row), limits.multiple) for row in group)
+                choices.append((skipped, cost + areas + charge))
+        best.append(min(choices))
+    return best[-1]
+
+
+def top_up(needs, free, spare_rooms):
+    """Return for each short pack the spare samples that it takes, the smallest first, if they fit."""
+    taken, spare = [], 0
+    for need, room in zip(needs, free, strict=True):
+        chosen = list(range(spare, spare + need))
+        if spare + need > len(spare_rooms):
+            return taken
+        if sum(spare_rooms[p] for p in chosen) <= room:
+            taken.append(chosen)
+            spare += need
+        else:
+            taken.append([])
+    return taken
+
+
+def lower_bound(rooms, capacity):
+    """Return max(⌈Σ/C⌉, L2), with every k from 0 to C/2."""
+    best = -(-sum(rooms) // capacity)
+    for k in range(capacity // 2 + 1):
+        alone = [room for room in rooms if room > capacity - k]
+        large = [room for room in rooms if capacity / 2 < room <= capacity - k]
+        small = [room for room in rooms if k <= room <= capacity / 2]
+        beyond = sum(small) - (len(large) * capacity - sum(large))
+        best = max(best, len(alone) + len(large) + max(0, -(-beyond // capacity)))
+    return best
+
+
+def shapes_cost(lengths, num_shapes, multiple):
+    """Return the least sum of padded lengths over all choices of shapes."""
+    candidates = sorted({round_up(length, multiple) for length in lengths})
+    return min(
+        sum(round_up(length, shapes=(*chosen, candidates[-1])) for length in lengths)
+        for count in range(min(num_shapes, len(candidates)))
+        for chosen in combinations(candidates[:-1], count)
+    )
+
+
+def balance(costs, num_columns, key, loads):
+    """Return the micro-batches slot by slot, and move ``loads``.
+
+    Sort, cut into columns, shuffle these; the dearest of a column goes to the rank that has worked least.
+    """
+    dp_size = len(loads)
+    ascending = sorted(range(len(costs)), key=lambda m: (costs[m], m))
+    out = []
+    for column in shuffle(range(num_columns), key):
+        members = ascending[column * dp_size : (column + 1) * dp_size][::-1]
+        ranks = sorted(range(dp_size), key=lambda rank: (loads[rank], rank))
+        slot = [None] * dp_size
+        for rank, microbatch in zip(ranks, members, strict=True):
+            slot[rank] = microbatch
+            loads[rank] += costs[microbatch]
+        out += slot
+    return out
+
+
+def difficulty(step, schedule):
+    """Return min + (max − min)·(step / total)^(1 / degree) in multiples, DeepSpeed's difficulty at a step."""
+    least, most = schedule["min_difficulty"], schedule["max_difficulty"]
+    total, multiple, degree = (
+        schedule[key] for key in ("total_curriculum_step", "difficulty_step", "root_degree")
+    )
+    value = least
+    while (value + 1 - least) ** degree * total <= step * (most - least) ** degree:
+        value += 1
+    value -= value % multiple
+    return min(max(value, -(-least // multiple) * multiple), most)
