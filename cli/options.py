@@ -22,9 +22,9 @@ class GroupedCommand(click.Command):
         groups: dict[str, list[tuple[str, str]]] = {}
         for parameter in self.get_params(ctx):
             record = parameter.get_help_record(ctx)
-            if record is not None:
-                groups.setdefault(getattr(parameter, "group", "Other"), []).append(record)
-        for group, records in groups.items():
+            if record is not None and isinstance(parameter, click.Option):
+                groups.setdefault(getattr(parameter, "group", "Help"), []).append(record)
+        for group, records in sorted(groups.items(), key=lambda item: item[0] == "Help"):
             with formatter.section(group):
                 formatter.write_dl(records)
 
@@ -32,8 +32,8 @@ class GroupedCommand(click.Command):
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 
-def grouped(group: str, *names: str, default: Any = None, **attributes: Any) -> Decorator:
-    """Return an option in a group; a default that says something is shown."""
-    if default is not None and not attributes.get("is_flag"):
-        attributes.setdefault("show_default", True)
-    return click.option(*names, cls=GroupedOption, group=group, default=default, **attributes)
+def grouped(group: str, *names: str, **attributes: Any) -> Decorator:
+    """Return an option in a group; its default, if it has one, is shown."""
+    return click.option(
+        *names, cls=GroupedOption, group=group, show_default="default" in attributes, **attributes
+    )

@@ -74,7 +74,8 @@ def check(folder, seqlens=None, loss_tokens=None):
             assert step["tokens_before"] == tokens_before
             samples_before += step["num_samples"]
             tokens_before += step["num_tokens"]
-            steps_of_all.append((step, not any(row["is_filler"] for row in by_step[at])))
+            copies = any(row["is_filler"] or row["is_repeat"] for row in by_step[at])
+            steps_of_all.append((step, not copies))
         mine = [row for row in dropped if row["epoch"] in (None, epoch)]
         check_coverage(rows, mine, header, seqlens)
         check_drops(mine, config)
@@ -232,10 +233,29 @@ def check_drops(dropped, config):
             assert config["too_long"] == "truncate"
         if reason == "too_long":
             assert config["too_long"] == "drop"
-            assert config.get("max_seqlen") is None or length > config["max_seqlen"]
+            assert not surely_fits(length, config)
         if reason == "filtered" and config.get("sample_ids") is None:
             least, most = config.get("filter_min"), config.get("filter_max")
             assert (least is not None and length < least) or (most is not None and length > most)
+
+
+def surely_fits(length, config):
+    """Whether nothing that is known without the other samples makes this one too long."""
+    others = ("num_shapes", "fixed_seqlen", "max_attention")
+    if any(config.get(name) is not None for name in others) or (config.get("min_samples") or 1) > 1:
+        return False
+    if config.get("max_seqlen") is not None and length > config["max_seqlen"]:
+        return False
+    budget = config["max_tokens"]
+    if isinstance(budget, dict):
+        return False
+    if config["count"] == "padded":
+        for multiple in (
+            config.get("pad_segments_to", 1),
+            math.lcm(config.get("sp_size", 1), config.get("pad_multiple", 1)),
+        ):
+            length = -(-length // multiple) * multiple
+    return length <= budget
 
 
 def check_counts(rows, dropped, counts):

@@ -1,7 +1,8 @@
 """Every sample, in every epoch: planned once, or in pieces that tile it, or dropped with a reason."""
 
-from collections.abc import Iterator
-from typing import NamedTuple
+import math
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -107,8 +108,7 @@ class _Epoch:
                     wrong &= lengths >= (0 if least is None else least)
                     wrong &= lengths <= (np.iinfo(np.int64).max if most is None else most)
                 elif reason == "too_long":
-                    limit = config.get("max_seqlen")
-                    wrong = lengths <= (0 if limit is None else limit)
+                    wrong = _fits(config, lengths)
                 else:
                     continue
                 self._refuse(mine & wrong, ids, f"is dropped as {reason}, which it is not", lengths)
@@ -271,6 +271,29 @@ class _Epoch:
             at = int(np.argmax(wrong))
             length = "" if lengths is None else f" (seqlen {lengths[at]})"
             raise InvariantError(f"{self._name}: sample {sample_ids[at]}{length} {why}")
+
+
+def _fits(config: Mapping[str, Any], lengths: NDArray[np.int64]) -> NDArray[np.bool_]:
+    """Return which lengths are surely not too long: within max_seqlen, and fit for a micro-batch.
+
+    Bounds that depend on the company of other samples, or on chosen shapes, are left to the planner.
+    """
+    most = config.get("max_seqlen")
+    budget = config["max_tokens"]
+    fits: NDArray[np.bool_] = lengths <= (np.iinfo(np.int64).max if most is None else most)
+    for name in ("num_shapes", "fixed_seqlen", "max_attention"):
+        if config.get(name) is not None:
+            return np.zeros_like(fits)
+    if isinstance(budget, dict) or (config.get("min_samples") or 1) > 1:
+        return np.zeros_like(fits)
+    if config["count"] == "real":
+        fits &= lengths <= budget
+        return fits
+    segment = config.get("pad_segments_to", 1)
+    multiple = math.lcm(config.get("sp_size", 1), config.get("pad_multiple", 1))
+    segments = -(-lengths // segment) * segment
+    fits &= -(-segments // multiple) * multiple <= budget
+    return fits
 
 
 def _collect(parts: Iterator[Pieces], first: int, last: int) -> Pieces:

@@ -52,7 +52,7 @@ class StepRules:
         self._longest[steps] = np.maximum(
             self._longest[steps], np.maximum.reduceat(table.max_seqlen, edges).astype(np.int64)
         )
-        self._full[steps] &= np.logical_and.reduceat(counts, edges)
+        self._full[steps] &= np.logical_and.reduceat(counts & ~table.is_repeat, edges)
         self._cut |= table.starts is not None
         loss = self._loss_tokens(table)
         if loss is not None:

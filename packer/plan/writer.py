@@ -66,8 +66,28 @@ def _write_files(
     header: dict[str, Any] = json.loads(json.dumps(tables, allow_nan=False))  # as a reader sees it
     header[HEADER_HASH] = header_hash(header)
     with target.open(schema.HEADER_FILE) as stream:
-        stream.write((json.dumps(header, indent=1) + "\n").encode())
+        stream.write((_readable(header) + "\n").encode())
     return header
+
+
+def _portable(facts: PlanFacts) -> dict[str, Any]:
+    """Return the facts without the place of the tokenizer, which is another on another machine."""
+    entries = asdict(facts)
+    if facts.definition is not None:
+        entries["definition"] = {key: value for key, value in facts.definition.items() if key != "tokenizer"}
+    return entries
+
+
+def _readable(value: Any, depth: int = 0) -> str:
+    """Return JSON with one line an entry in the outer objects, and one line an object inside."""
+    inner = "\n" + "  " * (depth + 1)
+    end = "\n" + "  " * depth
+    if isinstance(value, dict) and value and depth < 2:
+        entries = [f"{inner}{json.dumps(key)}: {_readable(item, depth + 1)}" for key, item in value.items()]
+        return "{" + ",".join(entries) + end + "}"
+    if isinstance(value, list) and value and isinstance(value[0], dict):
+        return "[" + ",".join(f"{inner}{json.dumps(item)}" for item in value) + end + "]"
+    return json.dumps(value)
 
 
 def _write_tables(
@@ -93,7 +113,7 @@ def _write_tables(
         "format": schema.FORMAT,
         "version": schema.VERSION,
         "packer": __version__,
-        **asdict(facts),
+        **_portable(facts),
         "num_epochs": len(counts),
         "shapes": shapes.as_json(),
         "dropped": _drop_counts(dropped),

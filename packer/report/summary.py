@@ -1,5 +1,6 @@
 """What a plan does, in numbers: read from its header and from its steps, never from every micro-batch."""
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
@@ -72,6 +73,8 @@ class PlanSummary:
     """max/mean − 1 of the cost over the ranks that work at the same time, averaged."""
     rank_imbalance_before: float | None
     """The same before balancing; None without."""
+    padded_seqlens: dict[int, int] | None
+    """S, or T → micro-batches that have it; None where there are many."""
     num_bytes: int
     """Size of the plan's tables."""
     notes: tuple[str, ...]
@@ -144,6 +147,7 @@ def summarize(plan: Plan) -> PlanSummary:
         lower_bound=_sum_figure(epochs, "lower_bound"),
         rank_imbalance=_mean([counts["rank_imbalance"] for counts in epochs]),
         rank_imbalance_before=before,
+        padded_seqlens=_padded_seqlens(header["shapes"]),
         num_bytes=sum(entry["size"] for entry in header["files"].values()),
         notes=tuple(_notes(plan, lr_scale)),
     )
@@ -152,6 +156,16 @@ def summarize(plan: Plan) -> PlanSummary:
 def _steps(plan: Plan) -> Iterator[Any]:
     for epoch in range(plan.num_epochs):
         yield from plan.epoch(epoch).steps()
+
+
+def _padded_seqlens(shapes: list[dict[str, int]] | None) -> dict[int, int] | None:
+    """Return how many micro-batches have each padded length."""
+    if shapes is None:
+        return None
+    counts = Counter[int]()
+    for shape in shapes:
+        counts[shape["padded_seqlen"]] += shape["count"]
+    return dict(sorted(counts.items()))
 
 
 def _dropped(plan: Plan) -> dict[str, dict[str, int]]:

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from packer.report.summary import Distribution, PlanSummary
 
 _LABEL_WIDTH = 21
+_SHAPES_TO_LIST = 6
 
 
 def summary_lines(summary: PlanSummary) -> Iterator[str]:
@@ -28,6 +29,9 @@ def summary_lines(summary: PlanSummary) -> Iterator[str]:
         )
     if summary.lr_scale and summary.lr_scaling != "none":
         yield from _line("LR factor", _lr(summary))
+    if summary.padded_seqlens and len(summary.padded_seqlens) <= _SHAPES_TO_LIST:
+        label = "row lengths" if summary.layout == "packed" else "padded lengths"
+        yield from _line(label, ", ".join(f"{s:,} (×{n:,})" for s, n in summary.padded_seqlens.items()))
     if summary.lower_bound is not None:
         yield from _line("packs", f"{summary.over_bound:,} over the lower bound of {summary.lower_bound:,}")
     if summary.dp_size > 1:

@@ -1,0 +1,290 @@
+"""``packer plan``."""
+
+import json
+import shlex
+import time
+from pathlib import Path
+from typing import Any
+
+import click
+
+from packer.metrics import Metrics, open_metrics
+from packer.plan import Plan
+from packer.planner import PlanConfig, make_plan
+from packer.report import summarize, summary_lines
+
+from .bar import Bar
+from .inputs import parse_max_tokens, read_curriculum, read_sample_ids
+from .options import GroupedCommand, grouped
+
+LIMITS = "What a micro-batch may hold"
+CHOICE = "Which samples, in which order"
+STEPS = "Steps"
+SHAPES = "Shapes"
+RATE = "Learning rate"
+OUTPUT = "Output"
+
+FILE = click.Path(path_type=Path)
+
+
+@click.command(cls=GroupedCommand)
+@click.argument("metrics", type=click.Path(path_type=Path), metavar="METRICS")
+@grouped(OUTPUT, "--out", required=True, type=click.Path(path_type=Path), help="Plan directory to make.")
+@grouped(OUTPUT, "--overwrite", is_flag=True, help="Replace an existing plan.")
+@grouped(OUTPUT, "--json", "as_json", is_flag=True, help="Print the summary for machines.")
+@grouped(
+    LIMITS,
+    "--max-tokens",
+    required=True,
+    callback=parse_max_tokens,
+    metavar="N|METRIC=N,...",
+    help="Tokens of one micro-batch of one SP group (not of one GPU). For pairs of sequences a budget each: "
+    "source=25000,target=25000.",
+)
+@grouped(
+    LIMITS,
+    "--layout",
+    type=click.Choice(["padded", "packed"]),
+    default="padded",
+    help="padded: a B × S tensor, one sample a row. packed: one row of T tokens, samples end to end, told "
+    "apart by position_ids (needs attention that knows them: FlashAttention varlen, flex).",
+)
+@grouped(
+    LIMITS,
+    "--count",
+    type=click.Choice(["padded", "real"]),
+    default="padded",
+    help="What --max-tokens counts: the tensor with its padding, which is what memory sees, or the samples' "
+    "tokens alone.",
+)
+@grouped(
+    LIMITS, "--min-samples", type=int, metavar="N", default=1, help="Samples that a micro-batch must hold."
+)
+@grouped(LIMITS, "--max-samples", type=int, metavar="N", help="Samples that a micro-batch may hold.")
+@grouped(
+    LIMITS,
+    "--max-attention",
+    type=int,
+    metavar="N",
+    help="Bound B·S² (packed: Σ len²) too, for attention that materialises the matrix.",
+)
+@grouped(
+    LIMITS,
+    "--max-seqlen",
+    type=int,
+    metavar="N",
+    help="A longer sample is too long.  [default: what fits alone, rounded]",
+)
+@grouped(
+    LIMITS,
+    "--too-long",
+    type=click.Choice(["error", "drop", "truncate", "split"]),
+    default="error",
+    help="A sample that is too long: stop, leave it out, keep its beginning, or cut it into pieces that are "
+    "planned apart.",
+)
+@grouped(
+    CHOICE,
+    "--order",
+    type=click.Choice(["random", "sequential", "seqlen"]),
+    default="random",
+    help="random: another order every epoch. sequential: as in the data set. seqlen: short samples first.",
+)
+@grouped(CHOICE, "--seed", type=int, metavar="N", default=0, help="Of every random choice.")
+@grouped(CHOICE, "--epochs", type=int, metavar="N", default=1, help="Epochs to plan, each in its own order.")
+@grouped(
+    CHOICE,
+    "--packing",
+    type=click.Choice(["windowed", "next-fit", "best-fit"]),
+    help="windowed: random, with little padding. next-fit: keeps the order. best-fit: random, packed layout, "
+    "hardly any padding.  [default: windowed; best-fit if packed; next-fit if the order is not random]",
+)
+@grouped(
+    CHOICE,
+    "--window",
+    type=int,
+    default=64,
+    metavar="K",
+    help="Micro-batches, about, that are sorted together: more of them, less padding, less randomness.",
+)
+@grouped(CHOICE, "--filter-min", type=int, metavar="N", help="Leave out shorter samples.")
+@grouped(CHOICE, "--filter-max", type=int, metavar="N", help="Leave out longer samples.")
+@grouped(
+    CHOICE,
+    "--sample-ids",
+    type=FILE,
+    metavar="FILE",
+    callback=read_sample_ids,
+    help="Keep these samples only: a text file with one id a line, or a .npy array.",
+)
+@grouped(
+    CHOICE,
+    "--curriculum",
+    type=FILE,
+    metavar="FILE.json",
+    callback=read_curriculum,
+    help="Admit samples by difficulty as the steps go on; DeepSpeed's keys (schedule_type and so on).",
+)
+@grouped(
+    STEPS, "--dp-size", type=int, default=1, metavar="D", help="Data-parallel ranks: world / (tp·cp·sp·pp)."
+)
+@grouped(
+    STEPS,
+    "--grad-accum",
+    type=int,
+    default=1,
+    metavar="A",
+    help="Micro-batches that a rank works through in a step. Any D'·A' = D·A replays the same steps.",
+)
+@grouped(
+    STEPS,
+    "--accum-multiple",
+    type=int,
+    default=1,
+    metavar="M",
+    help="--grad-accum must be a multiple of it (interleaved pipeline stages).",
+)
+@grouped(
+    STEPS,
+    "--remainder",
+    type=click.Choice(["drop", "keep", "fill"]),
+    default="drop",
+    help="Micro-batches that do not fill a step: leave them out, fill up with masked copies that train "
+    "nothing, or with repeats that train.",
+)
+@grouped(
+    STEPS,
+    "--balance",
+    type=click.Choice(["none", "tokens", "flops"]),
+    default="none",
+    help="Let the ranks of a step finish together: even out tokens, or 12·H·L + L² per sample.",
+)
+@grouped(STEPS, "--hidden-size", type=int, default=4096, metavar="H", help="H of --balance flops.")
+@grouped(
+    STEPS,
+    "--balance-steps",
+    type=int,
+    default=16,
+    metavar="K",
+    help="Steps over which micro-batches are exchanged to balance them.",
+)
+@grouped(SHAPES, "--same-num-samples", is_flag=True, help="One B over all micro-batches of a step (padded).")
+@grouped(
+    SHAPES, "--same-seqlen", is_flag=True, help="One S (packed: one T) over all micro-batches of a step."
+)
+@grouped(SHAPES, "--pipeline", is_flag=True, help="Both: what pipeline stages need.")
+@grouped(
+    SHAPES,
+    "--sp-size",
+    type=int,
+    default=1,
+    metavar="P",
+    help="Sequence-parallel ranks that share a row: S (packed: T) is a multiple of it.",
+)
+@grouped(
+    SHAPES,
+    "--pad-multiple",
+    type=int,
+    default=1,
+    metavar="M",
+    help="S (packed: T) is a multiple of it: 8 or 64 for tensor cores.",
+)
+@grouped(
+    SHAPES,
+    "--pad-segments-to",
+    type=int,
+    default=1,
+    metavar="M",
+    help="Packed: pad every sample on its own, for context parallelism (2·cp).",
+)
+@grouped(SHAPES, "--fixed-seqlen", type=int, metavar="S", help="One S (packed: T) for the whole plan.")
+@grouped(
+    SHAPES,
+    "--num-shapes",
+    type=int,
+    metavar="N",
+    help="At most N values of S (packed: T) over the plan, chosen for the least padding: compiled graphs.",
+)
+@grouped(
+    RATE,
+    "--lr-scaling",
+    type=click.Choice(["none", "linear", "sqrt"]),
+    default="none",
+    help="How the rate follows the size of a step. linear: SGD (Goyal 2017). sqrt: Adam (Krizhevsky 2014, "
+    "Malladi 2022).",
+)
+@grouped(
+    RATE,
+    "--lr-by",
+    type=click.Choice(["samples", "tokens", "loss-tokens"]),
+    default="samples",
+    help="What the size of a step counts.",
+)
+@grouped(
+    RATE,
+    "--lr-base",
+    type=float,
+    metavar="N",
+    help="The size at which the factor is 1.  [default: the mean over the full steps]",
+)
+@grouped(
+    RATE,
+    "--lr-max-scale",
+    type=float,
+    metavar="X",
+    help="The factor never exceeds it.",
+)
+def plan(metrics: Path, out: Path, overwrite: bool, as_json: bool, pipeline: bool, **options: Any) -> None:
+    """Pack the samples into micro-batches and steps.
+
+    METRICS is the directory that `packer analyze` made, or DeepSpeed's DataAnalyzer. The plan says which
+    samples every rank sees in every micro-batch of every step; training replays it.
+
+    \b
+    packer plan metrics --out plan --max-tokens 16384 --dp-size 8
+    packer plan metrics --out plan --max-tokens 32768 --dp-size 8 --layout packed --balance flops
+    """  # noqa: D301 (the escape is click's)
+    if pipeline:
+        options |= {"same_num_samples": True, "same_seqlen": True}
+    config = PlanConfig(**options)
+    opened = open_metrics(metrics)
+    start = time.perf_counter()
+    with Bar(f"planning {opened.num_samples:,} samples"):
+        made = _plan_metrics(opened, config, out, overwrite)
+    seconds = time.perf_counter() - start
+    click.echo(_for_machines(made, out, seconds) if as_json else _for_people(made, metrics, out, seconds))
+
+
+def _plan_metrics(metrics: Metrics, config: PlanConfig, out: Path, overwrite: bool) -> Plan:
+    main = "seqlen" if "seqlen" in metrics.names else next(iter(config.budgets))
+    return make_plan(
+        metrics.metric(main),
+        config,
+        loss_tokens=metrics.metric("loss_tokens") if "loss_tokens" in metrics.names else None,
+        metrics={name: metrics.metric(name) for name in metrics.names},
+        out=out,
+        overwrite=overwrite,
+        metrics_fingerprint=metrics.fingerprint,
+        sources=metrics.sources,
+        definition=metrics.definition,
+    )
+
+
+def _for_people(made: Plan, metrics: Path, out: Path, seconds: float) -> str:
+    summary = summarize(made)
+    where, source = shlex.quote(str(out)), shlex.quote(str(metrics))
+    done = (
+        f"{summary.planned_tokens:,} tokens planned in {seconds:.1f} s, {summary.num_bytes:,} bytes written"
+    )
+    return "\n".join(
+        [
+            f"{out}: {done}",
+            *summary_lines(summary),
+            f"Next: packer verify {where} --metrics {source}",
+        ]
+    )
+
+
+def _for_machines(made: Plan, out: Path, seconds: float) -> str:
+    facts = {"plan_directory": str(out), "content_hash": made.fingerprint, "seconds": round(seconds, 3)}
+    return json.dumps(facts | summarize(made).as_json())
