@@ -5,5 +5,6 @@ from packer.analyzer.dataset import analyze_dataset
 from packer.analyzer.progress import Progress
 from packer.analyzer.remeasure import verify_source
 from packer.analyzer.result import AnalyzeResult
+from packer.analyzer.sample_metrics import sample_metric
 
-__all__ = ["AnalyzeResult", "Progress", "analyze", "analyze_dataset", "verify_source"]
+__all__ = ["AnalyzeResult", "Progress", "analyze", "analyze_dataset", "sample_metric", "verify_source"]

@@ -33,6 +33,7 @@ def analyze_dataset(
     *,
     out: str | os.PathLike[str],
     batch_size: int = 1000,
+    curriculum_files: bool = False,
     workers: int = 1,
     overwrite: bool = False,
     progress: Listener | None = None,
@@ -47,6 +48,7 @@ def analyze_dataset(
         seqlens_fn: turns a list of samples into as many integers.
         out: the metrics directory to make.
         batch_size: samples handed to ``seqlens_fn`` at once.
+        curriculum_files: write the index files of DeepSpeed's curriculum sampler, too.
         workers: processes. With more than one, data set and function are pickled: no lambda then.
         overwrite: replace an existing metrics directory.
         progress: called after every batch.
@@ -79,6 +81,7 @@ def analyze_dataset(
                 lambda: (UnitLengths.unpack(journal.payload(LENGTHS, n)) for n in range(len(stage.units))),
                 sources=[{"format": "dataset", "num_rows": num_samples}],
                 definition={"kind": "dataset", "function": _place_of(seqlens_fn)},
+                curriculum_files=curriculum_files,
             )
         (folder / ".journal").unlink()
     return AnalyzeResult(

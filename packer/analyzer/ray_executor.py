@@ -1,6 +1,7 @@
 """Units of work as Ray tasks, on this machine or on a cluster that reads the same files."""
 
 import os
+import socket
 from collections.abc import Iterator, Sequence
 from itertools import islice
 from typing import Any, TypeVar
@@ -11,6 +12,7 @@ from packer.errors import MissingExtraError, PackerError, WorkerLostError
 
 U = TypeVar("U")
 
+_CONNECT_SECONDS = 10
 _RETRIES = 5
 """How often the units of a worker or node that died are run again."""
 
@@ -59,11 +61,20 @@ def _start(ray: Any, workers: int | None, address: str | None) -> None:
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
         options |= {"num_cpus": workers, "include_dashboard": False}
     try:
+        if address is not None:
+            _check_reachable(address)
         ray.init(address=address, **options)
-    except (ConnectionError, ValueError, RuntimeError) as error:
+    except (OSError, ValueError, RuntimeError) as error:
         raise WorkerLostError(
             f"no Ray at {address or 'this machine'}: {error}; check --ray-address"
         ) from error
+
+
+def _check_reachable(address: str) -> None:
+    """Fail at once where Ray would wait for minutes."""
+    host, colon, port = address.removeprefix("ray://").rpartition(":")
+    if colon and port.isdigit():
+        socket.create_connection((host, int(port)), timeout=_CONNECT_SECONDS).close()
 
 
 def _result(ray: Any, finished: Any) -> bytes:

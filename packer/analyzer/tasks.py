@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 from packer.analyzer.payload import pack_arrays, unpack_arrays
 from packer.analyzer.sample_metrics import TOKEN_IDS, SampleMetric
 from packer.errors import ColumnError, SourceError
-from packer.samples import LengthDefinition, Measurement, measure
+from packer.samples import LOSS_TOKENS, LengthDefinition, Measurement, measure
+from packer.samples.measure import count_marked
 from packer.samples.ragged import RowError
 from packer.samples.tokens import Encoded, encode
 from packer.sources import Columns, Source, Unit, take_column
@@ -122,7 +123,8 @@ class CountVocabulary:
         return pack_arrays({"ids": ids, "counts": totals[ids], "rows": np.array([num_rows])})
 
     def _count(self, batch: pa.RecordBatch) -> tuple[NDArray[np.int64], int]:
-        ids, lengths = encode(batch, self.definition)
+        encoded = encode(batch, self.definition)
+        ids, lengths = encoded.ids, encoded.lengths
         if ids.dtype.kind not in "iu":
             raise ColumnError(f"column {self.definition.columns[0][1]!r} holds {ids.dtype}, no token ids")
         if len(ids) and not 0 <= int(ids.min()) <= int(ids.max()) <= _LARGEST_TOKEN_ID:
@@ -167,12 +169,15 @@ def _over_batches(
 
 def _measure(batch: pa.RecordBatch, definition: LengthDefinition, encoded: Encoded | None) -> Measurement:
     """Measure a batch, without tokenizing a text that has been tokenized already."""
-    if encoded is None or definition.kind != "text":
+    if encoded is None or definition.kind not in ("text", "messages"):
         return measure(batch, definition)
     metric, column = definition.columns[0]
+    lengths = {metric: encoded.lengths}
+    if encoded.mask is not None:
+        lengths[LOSS_TOKENS] = count_marked(encoded.mask, encoded.lengths, shift=definition.shift)
     num_null = take_column(batch, column).null_count
     num_empty = int(np.count_nonzero(encoded.lengths == 0)) - num_null
-    return Measurement({metric: encoded.lengths}, num_null, num_empty)
+    return Measurement(lengths, num_null, num_empty)
 
 
 def _with_token_ids(batch: pa.RecordBatch, encoded: Encoded) -> pa.RecordBatch:

@@ -13,7 +13,7 @@ from packer.metrics import MANIFEST_NAME, FileDigest, HashedFile, load_manifest,
 from packer.mmididx import MEGATRON_DTYPES, read_index, write_index
 from packer.publish import exclusive_lock
 from packer.samples import LengthDefinition
-from packer.samples.definition import tokenizer_of
+from packer.samples.definition import chat_tokenizer, text_tokenizer
 
 _SUFFIXES = ("bin", "idx")
 _UINT16_IDS = 65_500  # Megatron's own bound
@@ -33,7 +33,8 @@ class TokenFiles:
                 "--write-tokens keeps the tokens of a text; it needs --text-column or --messages-column"
             )
         self.prefix = Path(os.path.abspath(prefix))
-        small = tokenizer_of(definition).vocab_size < _UINT16_IDS
+        tokenizer = (text_tokenizer if definition.kind == "text" else chat_tokenizer)(definition)
+        small = tokenizer.vocab_size < _UINT16_IDS
         self.dtype: np.dtype[np.integer] = np.dtype(np.uint16) if small else np.dtype(np.int32)
 
     @contextmanager
@@ -58,7 +59,7 @@ class TokenFiles:
                     for suffix in _SUFFIXES:
                         self._staged(suffix).unlink(missing_ok=True)
         except BaseException:
-            if not any(folder.iterdir()):
+            if folder.exists() and not any(folder.iterdir()):
                 folder.rmdir()
             raise
 

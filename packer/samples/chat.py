@@ -53,6 +53,11 @@ class ChatTokenizer:
         content = backend.to_str() if hasattr(backend, "to_str") else json.dumps(tokenizer.get_vocab())
         self.sha256 = hashlib.sha256(f"{content}\n{template}".encode()).hexdigest()
 
+    @property
+    def vocab_size(self) -> int:
+        """Number of ids, added tokens included; every id is smaller."""
+        return len(self._tokenizer)
+
     def encode(
         self, chats: pa.Array
     ) -> tuple[NDArray[np.int32], NDArray[np.int64], NDArray[np.bool_] | None]:
