@@ -1,8 +1,8 @@
 """Curriculum: from which step on a sample may be used.
 
 The keys are DeepSpeed's (https://www.deepspeed.ai/docs/config-json, curriculum learning, data efficiency),
-and so is the schedule, but computed in integers: the same on every machine. Step t of ours, counted from 0 over
-all epochs, is DeepSpeed's step t + 1.
+and so is the schedule, but computed in integers: the same on every machine. Step t of ours, counted from 0
+over all epochs, is DeepSpeed's step t + 1.
 """
 
 from collections.abc import Mapping

@@ -128,7 +128,7 @@ def _why_empty(num_microbatches: int, config: PlanConfig) -> str:
             "or raise --max-tokens"
         )
     return (
-        f"a step takes {config.microbatches_per_step} micro-batches (--dp-size {config.dp_size} × --grad-accum "
-        f"{config.grad_accum}), but there are only {num_microbatches}; lower one of these or --max-tokens, or "
-        "choose --remainder keep or fill"
+        f"a step takes {config.microbatches_per_step} micro-batches (--dp-size {config.dp_size} × "
+        f"--grad-accum {config.grad_accum}), but there are only {num_microbatches}; lower one of these or "
+        "--max-tokens, or choose --remainder keep or fill"
     )
