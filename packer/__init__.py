@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from packer.planner import make_plan as make_plan
     from packer.runtime import PlanLoader as PlanLoader
     from packer.runtime import PlanLR as PlanLR
+    from packer.runtime import Step as Step
     from packer.runtime import count_loss_tokens as count_loss_tokens
     from packer.runtime import scaled_lr as scaled_lr
     from packer.samples import open_dataset as open_dataset
@@ -30,6 +31,7 @@ _HOMES = {
     "PlanLR": "packer.runtime",
     "PlanLoader": "packer.runtime",
     "Plan": "packer.plan",
+    "Step": "packer.runtime",
     "analyze": "packer.analyzer",
     "analyze_dataset": "packer.analyzer",
     "count_loss_tokens": "packer.runtime",
