@@ -1,0 +1,116 @@
+"""DeepSpeed's dynamic batching on a plan: its function, its configuration section, one changed import.
+
+    from packer.integrations.deepspeed import (
+        get_dataloader_and_lr_scheduler_for_variable_batch_size_deepspeed,
+    )
+
+The batches are DeepSpeed's where its own faults do not decide (``train_micro_batch_size_per_gpu`` 1, an
+order that is not random). What differs: no sample and no trailing micro-batch is left out silently, the
+last one included; with ``random`` the samples are shuffled in windows, which pads less; every fp16 overflow
+skips its own factor and no other; ``engine.save_checkpoint`` keeps the place in the data and the factor
+together, and ``load_checkpoint`` refuses those of another plan; planning takes milliseconds.
+``lr_scheduler.step(0)`` at an epoch's beginning leaves a warm-up inside where it is.
+
+Tested with DeepSpeed 0.19.8.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+
+from packer.errors import ConfigError
+from packer.integrations.deepspeed_loader import (
+    AnySamples,
+    CollateAny,
+    MiddleStageLoader,
+    RankMicrobatches,
+    VariableBatchLoader,
+    io_arguments,
+)
+from packer.integrations.deepspeed_lr import VariableBatchSizeLR
+from packer.integrations.deepspeed_plan import BatchingSettings, plan_for
+from packer.runtime import PlanLoader
+
+
+def get_dataloader_and_lr_scheduler_for_variable_batch_size_deepspeed(
+    dataset: Any,
+    engine: Any,
+    dataset_seqlens: Any = None,
+    dataset_filter_ids: Any = None,
+    dataloader_collate_fn: Callable[[list[Any]], Any] | None = None,
+    sample_padding_fn: Callable[[Any, int], Any] | None = None,
+    batch_seqlens_fn: Callable[[Any], Any] | None = None,
+) -> tuple[VariableBatchLoader, VariableBatchSizeLR, dict[str, Any]]:
+    """Make, or find, metrics and plan, and return what plays them.
+
+    Args:
+        dataset: Any map-style data set; samples are what ``dataloader_collate_fn`` makes of them.
+        engine: What ``deepspeed.initialize`` returned; its configuration has the ``dynamic_batching``
+            section.
+        dataset_seqlens: Length of every sample; default: the metrics at ``metrics_path``.
+        dataset_filter_ids: Samples to keep; default: all.
+        dataloader_collate_fn: List of samples → batch; default: the list itself.
+        sample_padding_fn: ``(sample, length)`` → the sample, padded; what pipeline stages need.
+        batch_seqlens_fn: Batch → length of each of its samples; measures a data set that has no metrics yet.
+
+    Returns:
+        A loader over this rank's micro-batches of an epoch, a scheduler to set as ``engine.lr_scheduler``,
+        and arguments with which ``engine.deepspeed_io`` makes a loader of its own.
+
+    Raises:
+        ConfigError: The configuration does not ask for dynamic batching, or something it needs is missing.
+        SourceChangedError: The lengths are of another number of samples.
+    """
+    settings = BatchingSettings.of_engine(engine)
+    if settings.is_pipeline and sample_padding_fn is None:
+        raise ConfigError(
+            "pipeline stages exchange tensors of one shape, so every sample is padded to its step's "
+            "length; give sample_padding_fn"
+        )
+
+    planned = plan_for(
+        settings,
+        dataset,
+        seqlens=dataset_seqlens,
+        sample_ids=dataset_filter_ids,
+        measure=None if batch_seqlens_fn is None else _Measure(batch_seqlens_fn, dataloader_collate_fn),
+    )
+    samples = AnySamples(dataset, planned.lengths)
+    collate = CollateAny(dataloader_collate_fn, sample_padding_fn if settings.is_pipeline else None)
+    played = PlanLoader(
+        planned.plan,
+        samples,
+        dp_rank=settings.dp_rank,
+        dp_size=settings.dp_size,
+        collate=collate,
+        num_workers=settings.num_workers,
+        pin_memory=False,  # what the user's function collates is not ours to pin
+    )
+    loader: VariableBatchLoader
+    if settings.is_pipeline and not (engine.is_first_stage() or engine.is_last_stage()):
+        loader = MiddleStageLoader(played, engine)
+    else:
+        loader = VariableBatchLoader(played, pin_memory=settings.pin_memory)
+    scheduler = VariableBatchSizeLR(engine, loader, verbose=settings.verbose)
+    own = RankMicrobatches(planned.plan, dataset, collate, settings.dp_rank)
+    return (
+        loader,
+        scheduler,
+        io_arguments(own, pin_memory=settings.pin_memory, num_workers=settings.num_workers),
+    )
+
+
+class _Measure:
+    """The user's function from a collated batch to lengths, as a function from samples to lengths."""
+
+    def __init__(
+        self, batch_seqlens: Callable[[Any], Any], collate: Callable[[list[Any]], Any] | None
+    ) -> None:
+        self._batch_seqlens = batch_seqlens
+        self._collate = collate
+
+    def __call__(self, samples: list[Any]) -> Any:
+        lengths = self._batch_seqlens(samples if self._collate is None else self._collate(samples))
+        return np.asarray(lengths.cpu() if isinstance(lengths, torch.Tensor) else lengths)
