@@ -13,6 +13,7 @@ from packer.errors import ConfigError, PackerError
 _COMMANDS = {
     "analyze": "Measure the length of every sample of a data set.",
     "plan": "Pack the samples into micro-batches and steps.",
+    "inspect": "Show what a plan does: on the terminal, or as a page for a browser.",
     "verify": "Check every invariant of a plan from its files.",
 }
 

@@ -18,6 +18,9 @@ STEPS_FOR_QUANTILES = 1 << 22
 WIDE_LR_RANGE = 4.0
 """A factor that spans more than this is worth a warning."""
 
+EVEN_TOKENS = 1.25
+"""Steps whose tokens spread less than this, from 5% to 95%, count as even."""
+
 
 class Distribution(NamedTuple):
     """Of one quantity over the steps."""
@@ -69,6 +72,8 @@ class PlanSummary:
     lr_scale: Distribution | None
     lower_bound: int | None
     """Micro-batches that no packing can go below; None where the planner did not compute it."""
+    num_packed: int | None
+    """Micro-batches that were packed, before some were dropped or copied to make the last step full."""
     rank_imbalance: float
     """max/mean − 1 of the cost over the ranks that work at the same time, averaged."""
     rank_imbalance_before: float | None
@@ -87,10 +92,10 @@ class PlanSummary:
 
     @property
     def over_bound(self) -> int | None:
-        """Micro-batches over the lower bound; copies are no packing's fault."""
-        if self.lower_bound is None:
+        """Micro-batches over the lower bound."""
+        if self.lower_bound is None or self.num_packed is None:
             return None
-        return self.num_microbatches - self.num_fillers - self.num_repeats - self.lower_bound
+        return self.num_packed - self.lower_bound
 
     def as_json(self) -> dict[str, Any]:
         """Return plain JSON."""
@@ -117,7 +122,7 @@ def summarize(plan: Plan) -> PlanSummary:
             "num_repeats",
         )
     }
-    lr_scale = _over_steps(plan, "lr_scale")
+    lr_scale, tokens = _over_steps(plan, "lr_scale"), _over_steps(plan, "num_tokens")
     before = _mean_figure(epochs, "rank_imbalance_before")
     return PlanSummary(
         layout=plan.layout,
@@ -138,18 +143,19 @@ def summarize(plan: Plan) -> PlanSummary:
         largest_microbatch=max((counts["max_padded_tokens"] for counts in epochs), default=0),
         num_fillers=totals["num_fillers"],
         num_repeats=totals["num_repeats"],
-        tokens_per_step=_over_steps(plan, "num_tokens"),
+        tokens_per_step=tokens,
         samples_per_step=_over_steps(plan, "num_samples"),
         lr_scaling=config["lr_scaling"],
         lr_by=config["lr_by"],
         lr_base=header["lr_base"],
         lr_scale=lr_scale,
         lower_bound=_sum_figure(epochs, "lower_bound"),
+        num_packed=_sum_figure(epochs, "num_packed"),
         rank_imbalance=_mean([counts["rank_imbalance"] for counts in epochs]),
         rank_imbalance_before=before,
         padded_seqlens=_padded_seqlens(header["shapes"]),
         num_bytes=sum(entry["size"] for entry in header["files"].values()),
-        notes=tuple(_notes(plan, lr_scale)),
+        notes=tuple(_notes(plan, lr_scale, tokens)),
     )
 
 
@@ -214,20 +220,32 @@ def _mean(values: list[float]) -> float:
     return sum(values) / len(values) if values else 0.0
 
 
-def _notes(plan: Plan, lr_scale: Distribution | None) -> Iterator[str]:
+def _notes(plan: Plan, lr_scale: Distribution | None, tokens: Distribution | None) -> Iterator[str]:
     """Yield what a person should know."""
     if plan.header["metrics_fingerprint"] is not None and not plan.header["sources"]:
         yield (
             "the metrics have no manifest (another tool made them): nothing tells whether a data set is the "
             "one that they, and this plan, were made of"
         )
+    for number, counts in enumerate(plan.header["epochs"]):
+        if counts["figures"].get("curriculum_raises"):
+            yield (
+                f"the curriculum's pool ran dry in epoch {number}, first at step "
+                f"{counts['figures']['curriculum_first_raise']}: the difficulty was raised to the next value "
+                f"{counts['figures']['curriculum_raises']} times"
+            )
     if lr_scale is None:
         yield "the plan has no step"
     elif lr_scale.max > WIDE_LR_RANGE * lr_scale.min:
-        yield (
-            f"the learning-rate factor spans {_times(lr_scale)} over the steps; steps of even tokens make "
-            "scaling unnecessary (--layout packed), --lr-max-scale bounds it"
+        yield f"the learning-rate factor spans {_times(lr_scale)} over the steps; {_lr_cure(tokens)}"
+
+
+def _lr_cure(tokens: Distribution | None) -> str:
+    if tokens is not None and tokens.q95 <= EVEN_TOKENS * tokens.q05:
+        return (
+            "the steps have even tokens, so no scaling is needed, or --lr-by tokens; --lr-max-scale bounds it"
         )
+    return "steps of even tokens make scaling unnecessary (--layout packed); --lr-max-scale bounds it"
 
 
 def _times(values: Distribution) -> str:

@@ -10,38 +10,44 @@ _SHAPES_TO_LIST = 6
 
 def summary_lines(summary: PlanSummary) -> Iterator[str]:
     """Yield the lines for a person, without colour, at most 110 characters wide."""
-    yield from _line("steps", _steps(summary))
-    yield from _line("samples planned", _share(summary.planned_samples, _per_source(summary)))
-    for reason, counts in sorted(summary.dropped.items(), key=lambda item: -item[1]["num_tokens"]):
-        tokens = f", {_amount(counts['num_tokens'])} tokens" if counts["num_tokens"] else ""
-        yield from _line(
-            f"dropped {reason}", f"{_share(counts['num_samples'], _per_source(summary))}{tokens}"
-        )
-    yield from _line("padding", _padding(summary))
-    if summary.tokens_per_step and summary.samples_per_step:
-        yield from _line("tokens per step", _spread(summary.tokens_per_step))
-        yield from _line("samples per step", _spread(summary.samples_per_step))
-    if summary.num_fillers:
-        yield from _line("fillers", f"{summary.num_fillers:,} masked micro-batches make the last steps full")
-    if summary.num_repeats:
-        yield from _line(
-            "repeats", f"{summary.num_repeats:,} micro-batches train twice to fill the last steps"
-        )
-    if summary.lr_scale and summary.lr_scaling != "none":
-        yield from _line("LR factor", _lr(summary))
-    if summary.padded_seqlens and len(summary.padded_seqlens) <= _SHAPES_TO_LIST:
-        label = "row lengths" if summary.layout == "packed" else "padded lengths"
-        yield from _line(label, ", ".join(f"{s:,} (×{n:,})" for s, n in summary.padded_seqlens.items()))
-    if summary.lower_bound is not None:
-        yield from _line("packs", f"{summary.over_bound:,} over the lower bound of {summary.lower_bound:,}")
-    if summary.dp_size > 1:
-        yield from _line("rank imbalance", _imbalance(summary))
+    for label, text in facts(summary):
+        yield f"  {label:<{_LABEL_WIDTH}}{text}"
     for note in summary.notes:
         yield f"Note: {note}"
 
 
-def _line(label: str, text: str) -> Iterator[str]:
-    yield f"  {label:<{_LABEL_WIDTH}}{text}"
+def facts(summary: PlanSummary) -> Iterator[tuple[str, str]]:
+    """Yield what a person wants to know: a label and a sentence."""
+    yield "steps", _steps(summary)
+    yield "samples planned", _share(summary.planned_samples, _per_source(summary))
+    for reason, counts in by_tokens(summary.dropped):
+        tokens = f", {amount(counts['num_tokens'])} tokens" if counts["num_tokens"] else ""
+        yield f"dropped {reason}", f"{_share(counts['num_samples'], _per_source(summary))}{tokens}"
+    yield "padding", _padding(summary)
+    if summary.tokens_per_step and summary.samples_per_step:
+        yield "tokens per step", _spread(summary.tokens_per_step)
+        yield "samples per step", _spread(summary.samples_per_step)
+    if summary.num_fillers:
+        yield "fillers", f"{summary.num_fillers:,} masked micro-batches make the last steps full"
+    if summary.num_repeats:
+        yield "repeats", f"{summary.num_repeats:,} micro-batches train twice to fill the last steps"
+    if summary.lr_scale and summary.lr_scaling != "none":
+        yield "LR factor", _lr(summary)
+    if summary.padded_seqlens and len(summary.padded_seqlens) <= _SHAPES_TO_LIST:
+        label = "row lengths" if summary.layout == "packed" else "padded lengths"
+        yield label, ", ".join(f"{s:,} (×{n:,})" for s, n in summary.padded_seqlens.items())
+    if summary.over_bound is not None:
+        yield (
+            "packs",
+            f"{summary.num_packed:,}, {summary.over_bound:,} over the lower bound of {summary.lower_bound:,}",
+        )
+    if summary.dp_size > 1:
+        yield "rank imbalance", _imbalance(summary)
+
+
+def by_tokens(dropped: dict[str, dict[str, int]]) -> list[tuple[str, dict[str, int]]]:
+    """Return drops by reason, those that lose most first."""
+    return sorted(dropped.items(), key=lambda item: (-item[1]["num_tokens"], -item[1]["num_samples"]))
 
 
 def _steps(summary: PlanSummary) -> str:
@@ -60,10 +66,10 @@ def _per_source(summary: PlanSummary) -> int:
 def _share(part: int, whole: int) -> str:
     if not whole:
         return f"{part:,}"
-    return f"{part:,} of {whole:,} ({_percent(part / whole)})"
+    return f"{part:,} of {whole:,} ({percent(part / whole)})"
 
 
-def _percent(share: float) -> str:
+def percent(share: float) -> str:
     """Return a share with the digits that tell it from 0 % and from 100 %."""
     if share in (0.0, 1.0):
         return f"{share:.0%}"
@@ -76,7 +82,7 @@ def _percent(share: float) -> str:
 
 def _padding(summary: PlanSummary) -> str:
     return (
-        f"{_percent(summary.padding)} over {_amount(summary.real_tokens)} real tokens; the largest "
+        f"{percent(summary.padding)} over {amount(summary.real_tokens)} real tokens; the largest "
         f"micro-batch takes {summary.largest_microbatch:,}"
     )
 
@@ -100,10 +106,10 @@ def _lr(summary: PlanSummary) -> str:
 
 
 def _imbalance(summary: PlanSummary) -> str:
-    after = _percent(summary.rank_imbalance)
+    after = percent(summary.rank_imbalance)
     if summary.rank_imbalance_before is None:
         return f"{after} (slowest rank over the mean, by cost; --balance evens it out)"
-    before = _percent(summary.rank_imbalance_before)
+    before = percent(summary.rank_imbalance_before)
     return f"{after} after balancing, {before} before (slowest rank over the mean)"
 
 
@@ -111,7 +117,7 @@ def _number(value: float) -> str:
     return f"{value:,.0f}"
 
 
-def _amount(value: float) -> str:
+def amount(value: float) -> str:
     """Return a large number in three digits: 9,412 · 183 k · 1.24 G."""
     if value < 100_000:
         return f"{value:,.0f}"

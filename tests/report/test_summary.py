@@ -79,12 +79,19 @@ def test_figures_of_the_planner_are_shown():
     rows = [plans.Row(pieces=[(0, 4)]), plans.Row(pieces=[(1, 4)])]
     epoch = replace(
         plans.epoch(rows, dp_size=2, layout="packed"),
-        figures={"lower_bound": 1, "rank_imbalance_before": 0.31},
+        figures={
+            "lower_bound": 1,
+            "num_packed": 2,
+            "rank_imbalance_before": 0.31,
+            "curriculum_raises": 3,
+            "curriculum_first_raise": 17,
+        },
     )
     summary = summarize(plan_in_memory(plan_facts, [epoch, epoch], dropped=plans.drops()))
     assert (summary.lower_bound, summary.over_bound, summary.rank_imbalance_before) == (2, 2, 0.31)
     text = "\n".join(summary_lines(summary))
-    assert "2 over the lower bound of 2" in text
+    assert "4, 2 over the lower bound of 2" in text
+    assert "ran dry in epoch 1, first at step 17: the difficulty was raised to the next value 3 times" in text
     assert "0% after balancing, 31.0% before" in text
 
 

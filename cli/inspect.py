@@ -1,0 +1,54 @@
+"""``packer inspect``."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.console import Console
+
+from packer.plan import Plan, load_plan
+from packer.report import overview, step_picture, step_rows, summarize, write_html
+
+from .bar import Bar
+
+
+@click.command()
+@click.argument("plan", type=click.Path(path_type=Path), metavar="PLAN")
+@click.option("--step", type=int, metavar="T", help="Show this step, rank by rank.")
+@click.option("--epoch", default=0, show_default=True, metavar="E", help="The epoch of --step.")
+@click.option("--json", "as_json", is_flag=True, help="Print the figures for machines.")
+@click.option(
+    "--html",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Write a report with pictures: one file that needs no network.",
+)
+def inspect(plan: Path, step: int | None, epoch: int, as_json: bool, html: Path | None) -> None:
+    """Show what a plan does.
+
+    Steps, samples and drops, padding, tokens and samples per step along the epochs, the range of the
+    learning-rate factor, how even the ranks are.
+
+    \b
+    packer inspect plan
+    packer inspect plan --step 12
+    packer inspect plan --html report.html
+    """  # noqa: D301 (the escape is click's)
+    opened = load_plan(plan)
+    if html is not None:
+        with Bar("reading") as progress:
+            write_html(opened, html, progress=progress)
+        click.echo(f"{html}: report written, {html.stat().st_size:,} bytes")
+    if as_json:
+        click.echo(json.dumps(_for_machines(opened, epoch, step)))
+    elif html is None:
+        Console(width=None if Console().is_terminal else 110).print(
+            overview(opened) if step is None else step_picture(opened, epoch, step)
+        )
+
+
+def _for_machines(plan: Plan, epoch: int, step: int | None) -> dict[str, Any]:
+    if step is not None:
+        return {"epoch": epoch, "step": step, "microbatches": list(step_rows(plan, epoch, step))}
+    return {"content_hash": plan.fingerprint, "config": plan.config} | summarize(plan).as_json()

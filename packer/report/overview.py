@@ -1,0 +1,167 @@
+"""``packer inspect``: a plan on one screen, and one step as a picture of bars."""
+
+from collections.abc import Iterable, Iterator
+
+from rich.columns import Columns
+from rich.console import Group, RenderableType
+from rich.panel import Panel
+from rich.table import Table
+from rich.text import Text
+
+from packer.errors import PlanError
+from packer.plan import MicroBatch, Plan
+from packer.report.series import over_steps
+from packer.report.summary import Distribution, PlanSummary, summarize
+from packer.report.text import amount, by_tokens, facts, percent
+
+SPARK_WIDTH = 36
+BAR_WIDTH = 56
+_SPARKS = "▁▂▃▄▅▆▇█"
+_SHOWN_SHAPES = 12
+# What the table below the facts, or a table of its own, says at length.
+_IN_TABLES = ("tokens per step", "samples per step", "LR factor", "dropped", "padded lengths", "row lengths")
+
+
+def overview(plan: Plan) -> RenderableType:
+    """Return the whole plan, to be grasped in ten seconds."""
+    summary = summarize(plan)
+    parts: list[RenderableType] = [_headline(plan, summary)]
+    if summary.tokens_per_step is not None:
+        parts.append(_per_step(plan, summary))
+    tables = [table for table in (_drops(summary), _shapes(summary)) if table is not None]
+    if tables:
+        parts.append(Columns(tables, padding=(0, 4)))
+    parts += [Text(f"Note: {note}", style="yellow") for note in summary.notes]
+    return Group(*parts)
+
+
+def step_picture(plan: Plan, epoch: int, step: int) -> RenderableType:
+    """Return one step rank by rank: bars of real and padding tokens.
+
+    Raises:
+        PlanError: there is no such epoch or step.
+    """
+    opened = plan.epoch(epoch)
+    if not 0 <= step < opened.num_steps:
+        raise PlanError(f"step {step} is not planned: epoch {epoch} has steps 0 to {opened.num_steps - 1}")
+    per_step = plan.dp_size * plan.grad_accum
+    rows = [opened.microbatch(step * per_step + at) for at in range(per_step)]
+    facts_of_step = opened.step(step)
+    widest = max(_padded_tokens(plan, row) for row in rows)
+    title = Text.assemble(
+        (f"step {step}", "bold"),
+        f" of epoch {epoch}: {facts_of_step.num_samples:,} samples, {facts_of_step.num_tokens:,} tokens, ",
+        f"learning-rate factor {facts_of_step.lr_scale:.4g}",
+    )
+    table = Table(box=None, padding=(0, 1), header_style="dim")
+    for name in ("rank", "accum", "shape", "samples", "real", "padding"):
+        table.add_column(name, justify="right")
+    table.add_column(f"█ real, ░ padding; {widest:,} tokens wide")
+    for row in sorted(rows, key=lambda row: (row.dp_rank, row.accum)):
+        padded = _padded_tokens(plan, row)
+        table.add_row(
+            str(row.dp_rank) if row.accum == 0 else "",
+            str(row.accum),
+            f"{row.num_samples if plan.layout == 'padded' else 1} × {row.padded_seqlen:,}",
+            f"{row.num_samples:,}",
+            f"{row.num_tokens:,}",
+            percent(padded / row.num_tokens - 1),
+            _bar(row, padded, widest),
+        )
+    return Group(title, table)
+
+
+def _headline(plan: Plan, summary: PlanSummary) -> RenderableType:
+    grid = Table.grid(padding=(0, 2))
+    grid.add_column(style="bold")
+    grid.add_column()
+    budget = plan.config["max_tokens"]
+    named = (
+        ", ".join(f"{metric} {limit:,}" for metric, limit in budget.items())
+        if isinstance(budget, dict)
+        else f"{budget:,}"
+    )
+    grid.add_row("budget", f"{named} tokens a micro-batch ({plan.config['count']}), order {summary.order}")
+    for label, text in facts(summary):
+        if not label.startswith(_IN_TABLES):
+            grid.add_row(label, text)
+    grid.add_row("content hash", plan.fingerprint[:16])
+    name = plan.path.name if plan.path is not None else "in memory"
+    return Panel(grid, title=f"plan {name}", title_align="left", border_style="cyan", expand=False)
+
+
+def _per_step(plan: Plan, summary: PlanSummary) -> Table:
+    table = Table(box=None, padding=(0, 1), header_style="dim")
+    table.add_column("per step", style="bold")
+    table.add_column("from first to last step", style="cyan")
+    for name in ("min", "5%", "median", "95%", "max"):
+        table.add_column(name, justify="right")
+    for label, column, values in (
+        ("tokens", "num_tokens", summary.tokens_per_step),
+        ("samples", "num_samples", summary.samples_per_step),
+        ("LR factor", "lr_scale", summary.lr_scale),
+    ):
+        if values is not None and (column != "lr_scale" or summary.lr_scaling != "none"):
+            line = sparkline(over_steps(plan, column, SPARK_WIDTH).mean)
+            table.add_row(label, line, *_quantiles(values, "{:.3f}" if column == "lr_scale" else "{:,.0f}"))
+    return table
+
+
+def _quantiles(values: Distribution, form: str) -> Iterator[str]:
+    for value in (values.min, values.q05, values.median, values.q95, values.max):
+        yield form.format(value)
+
+
+def _drops(summary: PlanSummary) -> Table | None:
+    if not summary.dropped:
+        return None
+    table = Table(box=None, padding=(0, 1), header_style="dim")
+    table.add_column("dropped", style="bold")
+    for name in ("samples", "share", "tokens"):
+        table.add_column(name, justify="right")
+    whole = summary.source_samples * summary.num_epochs
+    for reason, counts in by_tokens(summary.dropped):
+        samples = counts["num_samples"]
+        table.add_row(reason, f"{samples:,}", percent(samples / whole), amount(counts["num_tokens"]))
+    return table
+
+
+def _shapes(summary: PlanSummary) -> Table | None:
+    if not summary.padded_seqlens or len(summary.padded_seqlens) > _SHOWN_SHAPES:
+        return None
+    table = Table(box=None, padding=(0, 1), header_style="dim")
+    table.add_column("row length" if summary.layout == "packed" else "padded length", justify="right")
+    table.add_column("micro-batches", justify="right")
+    most = max(summary.padded_seqlens.values())
+    table.add_column("")
+    for seqlen, count in summary.padded_seqlens.items():
+        table.add_row(f"{seqlen:,}", f"{count:,}", Text("█" * max(round(16 * count / most), 1), "cyan"))
+    return table
+
+
+def sparkline(values: Iterable[float]) -> str:
+    """Return one character a value, from the smallest to the largest; a flat line where all are equal."""
+    values = list(values)
+    low, high = min(values), max(values)
+    if high - low <= 1e-9 * abs(high):
+        return _SPARKS[3] * len(values)
+    steps = len(_SPARKS) - 1
+    return "".join(_SPARKS[round((value - low) / (high - low) * steps)] for value in values)
+
+
+def _padded_tokens(plan: Plan, row: MicroBatch) -> int:
+    return row.padded_seqlen * (row.num_samples if plan.layout == "padded" else 1)
+
+
+def _bar(row: MicroBatch, padded: int, widest: int) -> Text:
+    """Return a bar whose length is the tensor's, filled with what is real."""
+    width = max(round(BAR_WIDTH * padded / widest), 1)
+    real = min(round(BAR_WIDTH * row.num_tokens / widest), width)
+    if padded > row.num_tokens:
+        real = min(real, width - 1) if width > 1 else real  # padding that is there shows
+    kind = "filler, masked" if row.is_filler else "repeat" if row.is_repeat else ""
+    return Text.assemble(
+        ("█" * real, "dim" if row.is_filler else "green"),
+        ("░" * (width - real), "yellow"),
+        f" {kind}".rstrip(),
+    )

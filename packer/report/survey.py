@@ -1,0 +1,255 @@
+"""What only all micro-batches together tell: lengths, padding step by step, the work of every rank."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from packer.plan import DROP_REASONS, MicroBatches, Plan
+from packer.report.series import Series, binned, over_steps
+
+NUM_BINS = 160
+"""Points of a line along the steps."""
+NUM_LENGTH_BINS = 64
+MOST_LENGTHS = 1 << 22
+"""Lengths up to this are counted one by one; longer ones count as this long in the histogram."""
+FIXED_SIZE_SAMPLES = 1 << 20
+"""Samples that are dealt into batches of fixed size, to estimate their padding."""
+
+Progress = Callable[[int, int], None]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FixedSize:
+    """The same samples in shuffled batches of a fixed number, padded to the longest of each."""
+
+    num_rows: int
+    """The most samples a batch that need no more memory than the plan's largest micro-batch."""
+    padding: float
+    """Padded over real tokens, less one."""
+    num_microbatches: int
+    times_tokens: float
+    """Tokens of its tensors over those of the plan."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Survey:
+    """A plan in pictures' data."""
+
+    length_edges: list[int]
+    """(n + 1,) edges of the bins of sequence lengths."""
+    planned_lengths: list[int]
+    """(n,) planned samples, or pieces of samples, of all epochs."""
+    dropped_lengths: dict[str, list[int]]
+    """Reason → (n,)"""
+    padding: Series
+    """Of each stretch of steps: padded over real tokens, less one."""
+    tokens: Series
+    samples: Series
+    lr_scale: Series
+    rank_costs: list[float]
+    """(dp_size,) share of the whole cost that each rank has."""
+    fixed_size: FixedSize | None
+    """None where nothing is planned."""
+    example_steps: dict[str, tuple[int, int]]
+    """What it is an example of → (epoch, step)."""
+
+    def as_json(self) -> dict[str, Any]:
+        """Return plain JSON."""
+        entries = asdict(self)
+        for name, value in entries.items():
+            if isinstance(value, Series):
+                entries[name] = value._asdict()
+        return entries
+
+
+def survey(plan: Plan, *, progress: Progress | None = None) -> Survey:
+    """Read all micro-batches once.
+
+    Memory: 16 bytes a step, and some megabytes for the lengths.
+    """
+    scan = _Scan(plan)
+    total = sum(counts["num_microbatches"] for counts in plan.header["epochs"])
+    done = 0
+    for epoch in range(plan.num_epochs):
+        scan.begin(epoch)
+        for table in plan.epoch(epoch).microbatches():
+            scan.count(table)
+            done += len(table.step)
+            if progress is not None:
+                progress(done, total)
+    dropped = scan.dropped_lengths()
+    lengths = scan.lengths(max(map(len, dropped.values()), default=0))
+    dropped = {reason: _added(counts, np.zeros_like(lengths)) for reason, counts in dropped.items()}
+    edges = _length_edges(lengths + sum(dropped.values(), np.zeros_like(lengths)))
+    paddings = scan.paddings()
+    return Survey(
+        length_edges=edges.tolist(),
+        planned_lengths=_in_bins(lengths, edges),
+        dropped_lengths={reason: _in_bins(counts, edges) for reason, counts in dropped.items()},
+        padding=binned(paddings, sum(map(len, paddings)), NUM_BINS),
+        tokens=over_steps(plan, "num_tokens", NUM_BINS),
+        samples=over_steps(plan, "num_samples", NUM_BINS),
+        lr_scale=over_steps(plan, "lr_scale", NUM_BINS),
+        rank_costs=scan.rank_costs(),
+        fixed_size=_fixed_size(plan, lengths),
+        example_steps=_examples(paddings),
+    )
+
+
+class _Scan:
+    def __init__(self, plan: Plan) -> None:
+        self._plan = plan
+        self._lengths = np.zeros(1, np.int64)
+        self._costs = np.zeros(plan.dp_size)
+        self._padded: list[NDArray[np.int64]] = []
+        self._real: list[NDArray[np.int64]] = []
+
+    def begin(self, epoch: int) -> None:
+        """Start an epoch."""
+        num_steps = self._plan.epoch(epoch).num_steps
+        self._padded.append(np.zeros(num_steps, np.int64))
+        self._real.append(np.zeros(num_steps, np.int64))
+
+    def count(self, table: MicroBatches) -> None:
+        """Add rows of the epoch."""
+        copies = table.is_filler | table.is_repeat
+        seqlens = table.seqlens
+        if copies.any():
+            seqlens = seqlens[np.repeat(~copies, np.diff(table.offsets))]
+        self._lengths = _added(self._lengths, np.bincount(np.minimum(seqlens, MOST_LENGTHS)))
+        self._costs += np.bincount(table.dp_rank, table.cost, minlength=len(self._costs))
+        area = table.padded_seqlen.astype(np.int64)
+        if self._plan.layout == "padded":
+            area *= table.num_samples
+        starts = np.flatnonzero(np.diff(table.step, prepend=-1))
+        steps = table.step[starts]
+        self._padded[-1][steps] += np.add.reduceat(area, starts)
+        self._real[-1][steps] += np.add.reduceat(table.num_tokens * ~table.is_filler, starts)
+
+    def lengths(self, at_least: int) -> NDArray[np.int64]:
+        """Return how many planned pieces have each length, up to ``at_least`` and the longest."""
+        return _added(self._lengths, np.zeros(at_least, np.int64))
+
+    def dropped_lengths(self) -> dict[str, NDArray[np.int64]]:
+        """Return the same for each reason; what every epoch drops counts in each."""
+        counts: dict[str, NDArray[np.int64]] = {}
+        for part in self._plan.dropped():
+            for code in np.unique(part.reason):
+                mine = part.reason == code
+                times = np.where(part.epoch[mine] < 0, self._plan.num_epochs, 1)
+                found = np.bincount(np.minimum(part.seqlen[mine], MOST_LENGTHS), times).astype(np.int64)
+                reason = DROP_REASONS[code]
+                counts[reason] = _added(counts.get(reason, np.zeros(1, np.int64)), found)
+        return counts
+
+    def paddings(self) -> list[NDArray[np.float64]]:
+        """Return per epoch the (num_steps,) padding of each step."""
+        return [
+            padded / np.maximum(real, 1) - 1 for padded, real in zip(self._padded, self._real, strict=True)
+        ]
+
+    def rank_costs(self) -> list[float]:
+        """Return each rank's share of the whole cost."""
+        shares: list[float] = (self._costs / max(self._costs.sum(), 1)).tolist()
+        return shares
+
+
+def _added(left: NDArray[np.int64], right: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Add counts of different length."""
+    if len(left) < len(right):
+        left, right = right, left
+    total = left.copy()
+    total[: len(right)] += right
+    return total
+
+
+def _length_edges(counts: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return edges of bins: of equal width, or growing where few samples are far longer than most."""
+    present = np.flatnonzero(counts)
+    if not len(present):
+        return np.array([0, 1])
+    longest = int(present[-1])
+    median = int(np.searchsorted(np.cumsum(counts), counts.sum() / 2))
+    if longest > 32 * max(median, 1):
+        edges = np.geomspace(max(int(present[0]), 1), longest + 1, NUM_LENGTH_BINS + 1)
+        return np.unique(np.concatenate(([int(present[0])], np.ceil(edges).astype(np.int64))))
+    width = -(-(longest + 1) // NUM_LENGTH_BINS)
+    return np.arange(0, longest + 1 + width, width)
+
+
+def _in_bins(counts: NDArray[np.int64], edges: NDArray[np.int64]) -> list[int]:
+    totals = np.concatenate(([0], np.cumsum(counts)))
+    at = np.minimum(edges, len(counts))
+    in_bins: list[int] = np.diff(totals[at]).tolist()
+    return in_bins
+
+
+def _fixed_size(plan: Plan, counts: NDArray[np.int64]) -> FixedSize | None:
+    """Deal a choice of the planned lengths into batches of the size that fits the same memory."""
+    total = int(counts.sum())
+    if not total:
+        return None
+    largest = max(epoch["max_padded_tokens"] for epoch in plan.header["epochs"])
+    longest = int(np.flatnonzero(counts)[-1])
+    num_rows = max(largest // longest, 1)
+    generator = np.random.default_rng(0)
+    if total <= FIXED_SIZE_SAMPLES:
+        lengths = generator.permutation(np.repeat(np.arange(len(counts)), counts))
+    else:
+        lengths = generator.choice(len(counts), FIXED_SIZE_SAMPLES, p=counts / total)
+    longest_of = np.maximum.reduceat(lengths, np.arange(0, len(lengths), num_rows))
+    sizes = np.diff(np.append(np.arange(0, len(lengths), num_rows), len(lengths)))
+    padding = float((longest_of * sizes).sum() / lengths.sum() - 1)
+    tokens = float(np.arange(len(counts)) @ counts)
+    padded = sum(epoch["num_padded_tokens"] for epoch in plan.header["epochs"])
+    return FixedSize(
+        num_rows=num_rows,
+        padding=padding,
+        num_microbatches=-(-total // num_rows),
+        times_tokens=tokens * (1 + padding) / padded,
+    )
+
+
+def _examples(paddings: list[NDArray[np.float64]]) -> dict[str, tuple[int, int]]:
+    """Return steps worth a picture."""
+    filled = [epoch for epoch, padding in enumerate(paddings) if len(padding)]
+    if not filled:
+        return {}
+    epoch = filled[0]
+    order = np.argsort(paddings[epoch], kind="stable")
+    steps = {
+        "typical": order[len(order) // 2],
+        "least padding": order[0],
+        "most padding": order[-1],
+        "first": 0,
+        "last": len(order) - 1,
+    }
+    return {name: (epoch, int(step)) for name, step in steps.items()}
+
+
+def step_rows(plan: Plan, epoch: int, step: int) -> Iterator[dict[str, Any]]:
+    """Yield the micro-batches of one step, as plain JSON.
+
+    Raises:
+        PlanError: there is no such epoch or step.
+    """
+    opened = plan.epoch(epoch)
+    per_step = plan.dp_size * plan.grad_accum
+    for row in range(step * per_step, (step + 1) * per_step):
+        found = opened.microbatch(row)
+        yield {
+            "accum": found.accum,
+            "dp_rank": found.dp_rank,
+            "sample_ids": found.sample_ids.tolist(),
+            "seqlens": found.seqlens.tolist(),
+            "starts": None if found.starts is None else found.starts.tolist(),
+            "num_tokens": found.num_tokens,
+            "padded_seqlen": found.padded_seqlen,
+            "padded_tokens": found.padded_seqlen * (found.num_samples if plan.layout == "padded" else 1),
+            "cost": found.cost,
+            "is_filler": found.is_filler,
+            "is_repeat": found.is_repeat,
+        }
