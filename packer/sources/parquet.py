@@ -16,8 +16,6 @@ from packer.sources.columns import find_field, split_path
 from packer.sources.location import Location, reading
 from packer.sources.part import BATCH_BYTES, BATCH_ROWS, Columns, Part, Unit, cut_pieces
 
-_TEXT_ROWS = 1024  # a dictionary-encoded string may decode to any size, so few of them at a time
-
 
 class ParquetPart(Part):
     """One Parquet file."""
@@ -44,6 +42,7 @@ class ParquetPart(Part):
             return pq.ParquetFile(
                 self.location.open_arrow(),
                 metadata=self._metadata,
+                read_dictionary=self._dictionary_texts(),
                 page_checksum_verification=True,
                 pre_buffer=False,
             )
@@ -146,6 +145,20 @@ class ParquetPart(Part):
         if file is not None:
             file.close(force=True)
 
+    def _dictionary_texts(self) -> list[str]:
+        """Return the string columns to read as dictionaries: a short file may repeat a long text often."""
+        schema = self._metadata.schema
+        return [
+            schema.column(leaf).path
+            for leaf in range(self._metadata.num_columns)
+            if schema.column(leaf).physical_type == "BYTE_ARRAY"
+            and schema.column(leaf).max_repetition_level == 0
+            and any(
+                self._metadata.row_group(group).column(leaf).has_dictionary_page
+                for group in range(self._metadata.num_row_groups)
+            )
+        ]
+
     def _dotted(self, column: str) -> str:
         find_field(self.schema, column, owner=self.location.path)
         return column
@@ -163,12 +176,8 @@ class ParquetPart(Part):
     def _batch_rows(self, group: int, columns: Sequence[str]) -> int:
         """Return how many rows to decode at a time so that a batch stays near `BATCH_BYTES`."""
         metadata = self._metadata.row_group(group)
-        decoded = 0
-        largest = BATCH_ROWS
-        for leaf in self._leaves(columns):
-            chunk = metadata.column(leaf)
-            if chunk.physical_type == "BYTE_ARRAY":
-                decoded += chunk.total_uncompressed_size
-                largest = _TEXT_ROWS
-            decoded += 8 * chunk.num_values
-        return int(np.clip(BATCH_BYTES * metadata.num_rows // max(decoded, 1), 1, largest))
+        chunks = [metadata.column(leaf) for leaf in self._leaves(columns)]
+        decoded = sum(8 * chunk.num_values for chunk in chunks) + sum(
+            chunk.total_uncompressed_size for chunk in chunks if chunk.physical_type == "BYTE_ARRAY"
+        )
+        return int(np.clip(BATCH_BYTES * metadata.num_rows // max(decoded, 1), 1, BATCH_ROWS))
