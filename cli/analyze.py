@@ -77,6 +77,7 @@ def analyze(
     tokens_columns: tuple[str, ...],
     length_columns: tuple[str, ...],
     no_shift: bool,
+    write_tokens: Path | None,
     as_json: bool,
     **options: Any,
 ) -> None:
@@ -97,10 +98,11 @@ def analyze(
             tokens_column=_columns("--tokens-column", tokens_columns),
             length_column=_columns("--length-column", length_columns),
             shift=not no_shift,
+            write_tokens=write_tokens,
             progress=progress,
             **options,
         )
-    click.echo(json.dumps(_for_machines(result)) if as_json else _for_people(result))
+    click.echo(json.dumps(_for_machines(result)) if as_json else _for_people(result, write_tokens))
 
 
 def _columns(option: str, values: tuple[str, ...]) -> str | dict[str, str] | None:
@@ -120,7 +122,7 @@ def _columns(option: str, values: tuple[str, ...]) -> str | dict[str, str] | Non
     return named
 
 
-def _for_people(result: AnalyzeResult) -> str:
+def _for_people(result: AnalyzeResult, prefix: Path | None) -> str:
     manifest = result.manifest
     lines = [
         f"{manifest.num_samples:,} samples, {result.main.total:,} tokens; measured in {result.seconds:.1f} s"
@@ -133,6 +135,8 @@ def _for_people(result: AnalyzeResult) -> str:
             f"max {summary.max:,}"
         )
     lines.append(f"  {manifest.num_nulls:,} samples are null, {manifest.num_empties:,} empty: of length 0")
+    if prefix is not None:
+        lines.append(f"Token files: {prefix}.bin, {prefix}.idx")
     lines += [f"Warning: {warning}" for warning in result.warnings]
     out = shlex.quote(str(result.path))
     budget = 1 << max(result.main.max - 1, 1).bit_length()

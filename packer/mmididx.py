@@ -45,7 +45,7 @@ MEGATRON_DTYPES: Mapping[int, np.dtype[np.number]] = MappingProxyType(
 _MAGIC = b"MMIDIDX\x00\x00"
 _VERSION = 1
 _HEADER = struct.Struct("<9sQBQQ")
-_CHUNK_ITEMS = 1 << 20
+_CHUNK_ITEMS = 1 << 15
 
 
 @dataclass(frozen=True, slots=True)

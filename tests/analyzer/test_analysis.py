@@ -1,5 +1,7 @@
 """From data sets to metrics: right lengths, one error for bad input, and nothing half-written ever."""
 
+import gzip
+import json
 import os
 import signal
 import subprocess
@@ -9,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.feather as feather
 import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
@@ -24,7 +27,7 @@ from packer.errors import (
     TargetExistsError,
     TargetWriteError,
 )
-from packer.metrics import open_metrics
+from packer.metrics import open_metrics, write_items
 from packer.publish import published_directory
 
 
@@ -113,6 +116,56 @@ def test_several_columns_are_a_metric_each(tmp_path):
     assert metrics.names == ("source", "target")
     assert metrics.metric("source").tolist() == [3, 1, 0]
     assert metrics.metric("target").tolist() == [1, 2, 0]
+
+
+def write_jsonl(path: Path, rows: list[dict]) -> Path:
+    opener = gzip.open if path.suffix == ".gz" else open
+    with opener(path, "wt") as stream:
+        stream.writelines(json.dumps(row) + "\n" for row in rows)
+    return path
+
+
+def test_every_format_gives_the_same_lengths(tmp_path, small_tokenizer):
+    texts = ["w2 w3", "", None, "w4 " * 9, "é 漢"]
+    seqlens = [3, 1, 0, 10, 3]
+    table = pa.table({"text": texts})
+    pq.write_table(table, tmp_path / "a.parquet")
+    feather.write_feather(table, tmp_path / "b.arrow", compression="uncompressed")
+    write_jsonl(tmp_path / "c.jsonl", table.to_pylist())
+    write_jsonl(tmp_path / "d.jsonl.gz", table.to_pylist())
+    sources = [tmp_path / name for name in ("a.parquet", "b.arrow", "c.jsonl", "d.jsonl.gz")]
+    options = {"text_column": "text", "tokenizer": small_tokenizer}
+    result = packer.analyze(sources, out=tmp_path / "m", **options)
+    assert open_metrics(tmp_path / "m").metric("seqlen").tolist() == seqlens * 4
+    assert [source["num_rows"] for source in result.manifest.sources] == [5] * 4
+    assert result.manifest.num_nulls == 4
+    packer.analyze(sources, out=tmp_path / "m2", workers=2, **options)
+    assert contents(tmp_path / "m") == contents(tmp_path / "m2")
+
+
+def test_token_files_need_no_definition(tmp_path):
+    for name, lengths in (("first", [3, 0, 1]), ("second", [5])):
+        ids = np.zeros(sum(lengths), np.int32)
+        write_items(
+            tmp_path / name, [ids], np.array(lengths), np.dtype(np.int32), np.array([0, len(lengths)])
+        )
+    packer.analyze([tmp_path / "first.bin", tmp_path / "second.bin"], out=tmp_path / "m")
+    assert open_metrics(tmp_path / "m").metric("seqlen").tolist() == [3, 0, 1, 5]
+    with pytest.raises(ConfigError, match="--tokenizer has no meaning"):
+        packer.analyze(tmp_path / "first.bin", out=tmp_path / "n", tokenizer="tokenizer.json")
+
+
+def test_files_with_different_schemas(tmp_path):
+    """Of the files only the columns that are read matter, and in these the kind of list does not."""
+    write_lists(tmp_path / "a.parquet", [[1, 2], [3]], other=pa.array(["x", "y"]))
+    large = pa.array([[1], [2, 3, 4]], pa.large_list(pa.int64()))
+    pq.write_table(pa.table({"more": [1, 2], "input_ids": large}), tmp_path / "b.parquet")
+    packer.analyze(tmp_path, out=tmp_path / "m", tokens_column="input_ids")
+    assert open_metrics(tmp_path / "m").metric("seqlen").tolist() == [2, 1, 1, 3]
+
+    pq.write_table(pa.table({"ids": [[1]]}), tmp_path / "c.parquet")
+    with pytest.raises(ColumnError, match=r"c\.parquet has no column 'input_ids'"):
+        packer.analyze(tmp_path / "*.parquet", out=tmp_path / "n", tokens_column="input_ids")
 
 
 def test_lengths_over_32_bits(tmp_path):
@@ -222,6 +275,15 @@ def test_of_two_runs_into_one_target_one_wins(tmp_path, lists):
     assert open_metrics(tmp_path / "m").metric("seqlen").tolist() == SEQLENS
 
 
+def test_a_bad_file_among_good_ones(tmp_path, lists):
+    content = lists.read_bytes()
+    for cut in range(0, len(content), 41):
+        (tmp_path / "e.parquet").write_bytes(content[:cut])
+        with pytest.raises(SourceError, match=r"e\.parquet"):
+            packer.analyze([lists, tmp_path / "e.parquet"], out=tmp_path / "m", tokens_column="input_ids")
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["data.parquet", "e.parquet"]
+
+
 def test_a_data_set_that_changes_meanwhile(tmp_path, lists):
     def grow(_):
         write_lists(lists, [[1] * 100] * 50)
@@ -243,6 +305,27 @@ def test_a_full_disk(tmp_path, lists, monkeypatch):
     assert not (tmp_path / "m").exists()
     packer.analyze(lists, out=tmp_path / "m", tokens_column="input_ids")
     assert open_metrics(tmp_path / "m").metric("seqlen").tolist() == SEQLENS
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="mounts a file system")
+def test_a_disk_that_is_really_full(tmp_path):
+    lengths = np.arange(100_000)
+    pq.write_table(pa.table({"n": lengths}), tmp_path / "x.parquet")
+    (tmp_path / "disk").mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=1500k", "tmpfs", tmp_path / "disk"]
+    if subprocess.run(mount, capture_output=True, check=False).returncode:
+        pytest.skip("may not mount")
+    try:
+        out = tmp_path / "disk" / "m"
+        with pytest.raises(TargetWriteError, match="No space left on device; nothing was published"):
+            packer.analyze(tmp_path / "x.parquet", out=out, length_column="n")
+        assert not out.exists()
+        subprocess.run(["mount", "-o", "remount,size=8m", tmp_path / "disk"], check=True)
+        packer.analyze(tmp_path / "x.parquet", out=out, length_column="n")
+        assert np.array_equal(open_metrics(out).metric("seqlen"), lengths)
+        assert [p.name for p in out.parent.iterdir()] == ["m"]
+    finally:
+        subprocess.run(["umount", tmp_path / "disk"], check=True)
 
 
 # Interruptions.

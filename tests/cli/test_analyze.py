@@ -12,6 +12,7 @@ from cli.main import cli
 from cli.progress import ProgressDisplay, compact
 from packer.analyzer import Progress
 from packer.metrics import open_metrics
+from tests.word_tokenizer import write_tokenizer
 
 
 @pytest.fixture
@@ -60,6 +61,19 @@ def test_pairs_of_columns(tmp_path, data):
     columns = ("--tokens-column", "source=input_ids", "--tokens-column", "target=target")
     assert run(data, "--out", tmp_path / "m", *columns).exit_code == 0
     assert open_metrics(tmp_path / "m").names == ("source", "target")
+
+
+def test_tokens_and_further_metrics(tmp_path, data):
+    tokenizer = write_tokenizer(tmp_path, 50)
+    result = run(
+        *(data, "--out", tmp_path / "m", "--text-column", "text", "--tokenizer", tokenizer),
+        *("--write-tokens", tmp_path / "tok", "--metric", "vocab_rarity", "--curriculum-files"),
+    )
+    assert result.exit_code == 0, result.output
+    assert f"Token files: {tmp_path / 'tok'}.bin, {tmp_path / 'tok'}.idx" in result.stdout
+    assert open_metrics(tmp_path / "m").names == ("seqlen", "vocab_rarity")
+    assert (tmp_path / "m" / "vocab_rarity" / "vocab_rarity_index_to_sample.bin").is_file()
+    assert (tmp_path / "tok.idx").is_file()
 
 
 @pytest.mark.parametrize(
