@@ -5,12 +5,12 @@ from pathlib import Path
 from typing import Any
 
 import click
-from rich.console import Console
 
 from packer.plan import Plan, load_plan
 from packer.report import overview, step_picture, step_rows, summarize, write_html
 
 from .bar import Bar
+from .terminal import print_rich
 
 
 @click.command()
@@ -43,9 +43,7 @@ def inspect(plan: Path, step: int | None, epoch: int, as_json: bool, html: Path 
     if as_json:
         click.echo(json.dumps(_for_machines(opened, epoch, step)))
     elif html is None:
-        Console(width=None if Console().is_terminal else 110).print(
-            overview(opened) if step is None else step_picture(opened, epoch, step)
-        )
+        print_rich(overview(opened) if step is None else step_picture(opened, epoch, step))
 
 
 def _for_machines(plan: Plan, epoch: int, step: int | None) -> dict[str, Any]:

@@ -15,6 +15,8 @@ _COMMANDS = {
     "plan": "Pack the samples into micro-batches and steps.",
     "inspect": "Show what a plan does: on the terminal, or as a page for a browser.",
     "verify": "Check every invariant of a plan from its files.",
+    "compare": "Show what differs between two plans.",
+    "export": "Write a plan as DeepSpeed's lists, NumPy arrays or Parquet.",
 }
 
 

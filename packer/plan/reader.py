@@ -205,10 +205,24 @@ class Plan:
 
     def dropped(self) -> Iterator[Dropped]:
         """Yield what is not planned, some ten thousand rows at a time."""
-        table = self._table(schema.DROPPED_FILE)
-        for index in range(table.num_batches):
-            columns = table.batch(index)
+        for columns in self.batches(schema.DROPPED_FILE):
             yield Dropped(**{name: columns[name] for name in Dropped._fields})
+
+    def columns(self, name: str) -> pa.Schema:
+        """Return the schema of one table, by its file's name below the plan's folder."""
+        return self._table(name).columns
+
+    def batches(self, name: str) -> Iterator[dict[str, NDArray[Any]]]:
+        """Yield the record batches of one table as arrays; see ``PlanTable.batch``."""
+        table = self._table(name)
+        for index in range(table.num_batches):
+            yield table.batch(index)
+
+    def record_batches(self, name: str) -> Iterator[pa.RecordBatch]:
+        """Yield the record batches of one table, by its file's name below the plan's folder."""
+        table = self._table(name)
+        for index in range(table.num_batches):
+            yield table.record_batch(index)
 
     def save(self, path: str | os.PathLike[str], *, overwrite: bool = False) -> "Plan":
         """Write the plan into a directory and return it opened from there.
@@ -264,7 +278,7 @@ class Epoch:
     def __init__(self, microbatches: PlanTable, steps: PlanTable, *, num_microbatches_per_step: int) -> None:
         self._microbatches = microbatches
         self._steps = steps
-        self._metrics = schema.metrics_of(microbatches.column_names)
+        self._metrics = schema.metrics_of(microbatches.columns.names)
         if microbatches.num_rows != steps.num_rows * num_microbatches_per_step:
             raise PlanError(
                 f"{microbatches.name} has {microbatches.num_rows} micro-batches, {steps.num_rows} steps of "

@@ -1,6 +1,7 @@
 """The files of a plan as they are read: mapped from a folder, or buffers in memory; checked before use."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -81,7 +82,7 @@ class PlanTable:
             raise PlanError(f"{self.name} does not have the columns that plan.json says; plan again")
         if not num_batches == len(self._digests) == -(-self.num_rows // self.rows_per_batch):
             raise PlanError(f"{self.name} is cut into other record batches than plan.json says; plan again")
-        self.column_names: list[str] = columns.names
+        self.columns: pa.Schema = columns
         self._checked = bytearray(num_batches)
         self._cache: dict[int, dict[str, NDArray[Any]]] = {}
 
@@ -113,19 +114,33 @@ class PlanTable:
             self._cache[index] = columns
         return columns
 
-    def _arrays(self, index: int) -> dict[str, NDArray[Any]]:
-        try:
+    def record_batch(self, index: int) -> pa.RecordBatch:
+        """Return one record batch, checked when it is first touched.
+
+        Raises:
+            PlanError: the values are not those that were written.
+        """
+        with self._naming_damage(index):
             batch = self._reader.get_batch(index)
             batch.validate()
             if not self._checked[index] and batch_digest(batch) != self._digests[index]:
                 raise ValueError("its values are not those that were written")
-            arrays = _as_arrays(batch)
+        self._checked[index] = True
+        return batch
+
+    def _arrays(self, index: int) -> dict[str, NDArray[Any]]:
+        batch = self.record_batch(index)
+        with self._naming_damage(index):
+            return _as_arrays(batch)
+
+    @contextmanager
+    def _naming_damage(self, index: int) -> Iterator[None]:
+        try:
+            yield
         except (pa.ArrowException, OSError, ValueError, IndexError) as error:
             raise PlanError(
                 f"record batch {index} of {self.name} is damaged ({error}); restore the plan or plan again"
             ) from error
-        self._checked[index] = True
-        return arrays
 
 
 def _as_arrays(batch: pa.RecordBatch) -> dict[str, NDArray[Any]]:

@@ -8,10 +8,10 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from packer.errors import PlanError
 from packer.plan import MicroBatch, Plan
 from packer.report.series import over_steps
 from packer.report.summary import Distribution, PlanSummary, summarize
+from packer.report.survey import microbatches_of
 from packer.report.text import amount, by_tokens, facts, percent
 
 SPARK_WIDTH = 36
@@ -41,12 +41,8 @@ def step_picture(plan: Plan, epoch: int, step: int) -> RenderableType:
     Raises:
         PlanError: there is no such epoch or step.
     """
-    opened = plan.epoch(epoch)
-    if not 0 <= step < opened.num_steps:
-        raise PlanError(f"step {step} is not planned: epoch {epoch} has steps 0 to {opened.num_steps - 1}")
-    per_step = plan.dp_size * plan.grad_accum
-    rows = [opened.microbatch(step * per_step + at) for at in range(per_step)]
-    facts_of_step = opened.step(step)
+    rows = microbatches_of(plan, epoch, step)
+    facts_of_step = plan.epoch(epoch).step(step)
     widest = max(_padded_tokens(plan, row) for row in rows)
     title = Text.assemble(
         (f"step {step}", "bold"),

@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from packer.plan import DROP_REASONS, MicroBatches, Plan
+from packer.errors import PlanError
+from packer.plan import DROP_REASONS, MicroBatch, MicroBatches, Plan
 from packer.report.series import Series, binned, over_steps
 
 NUM_BINS = 160
@@ -230,16 +231,26 @@ def _examples(paddings: list[NDArray[np.float64]]) -> dict[str, tuple[int, int]]
     return {name: (epoch, int(step)) for name, step in steps.items()}
 
 
+def microbatches_of(plan: Plan, epoch: int, step: int) -> list[MicroBatch]:
+    """Return the micro-batches of one step in the order of their rows.
+
+    Raises:
+        PlanError: there is no such epoch or step.
+    """
+    opened = plan.epoch(epoch)
+    if not 0 <= step < opened.num_steps:
+        raise PlanError(f"step {step} is not planned: epoch {epoch} has steps 0 to {opened.num_steps - 1}")
+    per_step = plan.dp_size * plan.grad_accum
+    return [opened.microbatch(row) for row in range(step * per_step, (step + 1) * per_step)]
+
+
 def step_rows(plan: Plan, epoch: int, step: int) -> Iterator[dict[str, Any]]:
     """Yield the micro-batches of one step, as plain JSON.
 
     Raises:
         PlanError: there is no such epoch or step.
     """
-    opened = plan.epoch(epoch)
-    per_step = plan.dp_size * plan.grad_accum
-    for row in range(step * per_step, (step + 1) * per_step):
-        found = opened.microbatch(row)
+    for found in microbatches_of(plan, epoch, step):
         yield {
             "accum": found.accum,
             "dp_rank": found.dp_rank,

@@ -1,0 +1,47 @@
+"""``packer export``."""
+
+import json
+import shlex
+from pathlib import Path
+from typing import get_args
+
+import click
+
+from packer.plan import load_plan
+from packer.plan.export import ExportFormat, export_plan
+
+_HOW_TO_READ = {
+    "deepspeed": "json.load(open({file!r})): microbatch_ids, batch_sizes, batch_max_seqlens",
+    "npz": "numpy.load({file!r}): offsets, sample_ids, seqlens, …",
+    "parquet": "pandas.read_parquet({file!r})",
+}
+
+
+@click.command()
+@click.argument("plan", type=click.Path(path_type=Path), metavar="PLAN")
+@click.option(
+    "--to",
+    required=True,
+    type=click.Choice(get_args(ExportFormat)),
+    help="deepspeed: the three lists of batch_by_seqlens, as JSON. npz: NumPy arrays, micro-batches as "
+    "offsets into the samples. parquet: the tables of the plan.",
+)
+@click.option(
+    "--out",
+    type=click.Path(path_type=Path),
+    help="Directory to make.  [default: PLAN with the format's name]",
+)
+@click.option("--overwrite", is_flag=True, help="Replace an existing export.")
+@click.option("--json", "as_json", is_flag=True, help="Print the result for machines.")
+def export(plan: Path, to: ExportFormat, out: Path | None, overwrite: bool, as_json: bool) -> None:
+    """Write a plan for readers that do not know packer."""
+    opened = load_plan(plan)
+    out = out or plan.with_name(f"{plan.absolute().name}-{to}")
+    names = export_plan(opened, out, to=to, overwrite=overwrite)
+    if as_json:
+        result = {"export_directory": str(out), "files": names, "content_hash": opened.fingerprint}
+        click.echo(json.dumps(result))
+    else:
+        first = max(names)
+        click.echo(f"{shlex.quote(str(out))}: {len(names)} files")
+        click.echo(f"Next: {_HOW_TO_READ[to].format(file=str(out / first))}")

@@ -1,0 +1,125 @@
+"""Write a plan for readers that do not know packer: DeepSpeed's lists, NumPy arrays, Parquet."""
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Literal, get_args
+
+import pyarrow.parquet as pq
+
+from packer.errors import ConfigError, PlanError
+from packer.plan import schema
+from packer.plan.npz import write_npz
+from packer.plan.reader import Plan
+from packer.publish import published_directory
+
+ExportFormat = Literal["deepspeed", "npz", "parquet"]
+
+MARKER = "export.json"
+EXPORT_VERSION = 1
+
+_ROWS_PER_GROUP = 1 << 20
+
+
+def export_plan(
+    plan: Plan, out: str | os.PathLike[str], *, to: ExportFormat, overwrite: bool = False
+) -> list[str]:
+    """Write a plan into the directory ``out``, in bounded memory; the same plan gives the same bytes.
+
+    ``deepspeed``: ``epoch-NNNNN.json`` with the three lists of ``batch_by_seqlens``: ``microbatch_ids``, one
+    ``[batch_id, sample_ids]`` a micro-batch, ``batch_sizes`` and ``batch_max_seqlens``, one a step. The
+    micro-batches stand in the order in which a sampler deals them to the ranks in turn.
+
+    ``npz``: ``epoch-NNNNN.npz``, uncompressed. ``offsets`` (M + 1,) int64; ``sample_ids, seqlens`` and, where
+    samples are cut, ``starts`` (P,): micro-batch m holds pieces ``offsets[m]:offsets[m + 1]``; the other
+    columns of the micro-batches (M,); those of the steps (T,) under ``step_…``. ``dropped.npz`` beside them.
+
+    ``parquet``: ``epoch-NNNNN/microbatches.parquet``, ``steps.parquet`` and ``dropped.parquet``, with the
+    columns of the Arrow files.
+
+    Args:
+        plan: what to export.
+        out: the directory to publish.
+        to: the format.
+        overwrite: replace an export that is there.
+
+    Returns:
+        The names of the files below ``out``.
+
+    Raises:
+        PlanError: DeepSpeed's lists cannot say what the plan says.
+        TargetExistsError: ``out`` exists and may not be replaced.
+        TargetBusyError: another process is writing the same target.
+        TargetWriteError: no room, no permission, or a read-only place.
+    """
+    if to not in get_args(ExportFormat):
+        raise ConfigError(f"--to {to} is unknown; choose one of {', '.join(get_args(ExportFormat))}")
+    if to == "deepspeed":
+        _refuse_what_lists_cannot_say(plan)
+    write: Callable[[Plan, Path], None] = {
+        "deepspeed": _write_deepspeed,
+        "npz": write_npz,
+        "parquet": _write_parquet,
+    }[to]
+    with published_directory(out, marker=MARKER, overwrite=overwrite) as folder:
+        write(plan, folder)
+        names = sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
+        _write_marker(plan, folder, to, names)
+    return names
+
+
+def _write_marker(plan: Plan, folder: Path, to: str, names: list[str]) -> None:
+    content = {
+        "format": "packer-export",
+        "version": EXPORT_VERSION,
+        "to": to,
+        "content_hash": plan.fingerprint,
+        "config": plan.config,
+        "num_samples": plan.num_samples,
+        "num_epochs": plan.num_epochs,
+        "files": names,
+    }
+    (folder / MARKER).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+
+
+def _refuse_what_lists_cannot_say(plan: Plan) -> None:
+    for epoch, counts in enumerate(plan.header["epochs"]):
+        if any(table.starts is not None for table in plan.epoch(epoch).microbatches()):
+            raise PlanError(
+                "DeepSpeed's lists name whole samples, this plan cuts some; export it to npz or parquet, or "
+                "plan with --too-long drop"
+            )
+        if counts["num_fillers"]:
+            raise PlanError(
+                "DeepSpeed's lists cannot mask a filler, which would train twice; export to npz or parquet, "
+                "or plan with --remainder drop or fill"
+            )
+
+
+def _write_deepspeed(plan: Plan, folder: Path) -> None:
+    for number in range(plan.num_epochs):
+        epoch = plan.epoch(number)
+        with open(folder / f"epoch-{number:05d}.json", "w", encoding="ascii") as stream:
+            stream.write('{"microbatch_ids": [')
+            separator = ""
+            for table in epoch.microbatches():
+                ids = table.sample_ids.tolist()
+                edges = table.offsets.tolist()
+                rows = [[step, ids[edges[at] : edges[at + 1]]] for at, step in enumerate(table.step.tolist())]
+                stream.write(separator + json.dumps(rows)[1:-1])
+                separator = ", "
+            for name, column in (("batch_sizes", "num_samples"), ("batch_max_seqlens", "max_seqlen")):
+                stream.write(f'], "{name}": [')
+                parts = (getattr(table, column).tolist() for table in epoch.steps())
+                stream.write(", ".join(json.dumps(part)[1:-1] for part in parts))
+            stream.write("]}\n")
+
+
+def _write_parquet(plan: Plan, folder: Path) -> None:
+    for name in schema.plan_files(plan.num_epochs):
+        path = (folder / name).with_suffix(".parquet")
+        path.parent.mkdir(exist_ok=True)
+        with pq.ParquetWriter(path, plan.columns(name), compression="zstd") as writer:
+            for batch in plan.record_batches(name):
+                writer.write_batch(batch, row_group_size=_ROWS_PER_GROUP)
