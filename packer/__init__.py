@@ -13,6 +13,7 @@ from packer.errors import PackerError
 if TYPE_CHECKING:
     from packer.analyzer import analyze as analyze
     from packer.analyzer import analyze_dataset as analyze_dataset
+    from packer.analyzer import sample_metric as sample_metric
     from packer.metrics import open_metrics as open_metrics
     from packer.plan import Plan as Plan
     from packer.plan import load_plan as load_plan
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from packer.runtime import PlanLR as PlanLR
     from packer.runtime import Step as Step
     from packer.runtime import count_loss_tokens as count_loss_tokens
+    from packer.runtime import measure_loss_multiplier as measure_loss_multiplier
     from packer.runtime import scaled_lr as scaled_lr
     from packer.samples import open_dataset as open_dataset
 
@@ -37,8 +39,10 @@ _HOMES = {
     "count_loss_tokens": "packer.runtime",
     "load_plan": "packer.plan",
     "make_plan": "packer.planner",
+    "measure_loss_multiplier": "packer.runtime",
     "open_dataset": "packer.samples",
     "open_metrics": "packer.metrics",
+    "sample_metric": "packer.analyzer",
     "scaled_lr": "packer.runtime",
     "verify_plan": "packer.plan",
 }

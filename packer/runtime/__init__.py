@@ -5,6 +5,7 @@ from packer.runtime.collate import PlannedShape
 from packer.runtime.loader import FlatView, PlanLoader
 from packer.runtime.loss import count_loss_tokens
 from packer.runtime.lr import PlanLR, scaled_lr
+from packer.runtime.multiplier import measure_loss_multiplier
 from packer.runtime.step import Step
 
 __all__ = [
@@ -17,5 +18,6 @@ __all__ = [
     "Step",
     "StepInfo",
     "count_loss_tokens",
+    "measure_loss_multiplier",
     "scaled_lr",
 ]
