@@ -10,7 +10,7 @@ import pyarrow.types as pat
 from packer.errors import ColumnError, ConfigError
 from packer.samples.chat import ChatTokenizer, open_chat_tokenizer
 from packer.samples.ragged import is_list_type
-from packer.samples.tokenizer import TextTokenizer, open_tokenizer
+from packer.samples.tokenizer import Counter, TextTokenizer, open_tokenizer
 from packer.sources import Columns, Source, find_field, storage_type
 
 Kind = Literal["tokens", "length", "text", "messages", "indexed"]
@@ -35,6 +35,8 @@ class LengthDefinition:
     """Hash of the tokenizer; None accepts any."""
     special_tokens: bool = True
     """``text``: count the tokens that the tokenizer adds (BOS, EOS, CLS ...)."""
+    counter: Counter = "tokenizers"
+    """``text``: the library that counts; ``gigatoken`` is held against ``tokenizers`` on part of the data."""
     labels_column: str | None = None
     """List column beside the tokens, −100 where nothing is predicted; gives the metric ``loss_tokens``."""
     shift: bool = True
@@ -55,6 +57,8 @@ class LengthDefinition:
             raise ConfigError(f"a definition by {self.kind} {need}")
         if self.labels_column is not None and self.kind not in ("tokens", "length"):
             raise ConfigError(f"a labels column has no meaning for a definition by {self.kind}; leave it out")
+        if self.counter not in get_args(Counter):
+            raise ConfigError(f"counter {self.counter!r} is unknown; one of {', '.join(get_args(Counter))}")
         if LOSS_TOKENS in names and self.labels_column is not None:
             raise ConfigError(
                 f"a metric cannot be named {LOSS_TOKENS} beside a labels column; choose another name"
@@ -75,7 +79,9 @@ class LengthDefinition:
         return cls(kind="length", columns=_pairs(column), labels_column=labels_column, shift=shift)
 
     @classmethod
-    def by_text(cls, column: str, *, tokenizer: str, special_tokens: bool = True) -> "LengthDefinition":
+    def by_text(
+        cls, column: str, *, tokenizer: str, special_tokens: bool = True, counter: Counter = "tokenizers"
+    ) -> "LengthDefinition":
         """Length = number of tokens of a string column.
 
         Raises:
@@ -87,6 +93,7 @@ class LengthDefinition:
             tokenizer=tokenizer,
             tokenizer_sha256=open_tokenizer(tokenizer, special_tokens=special_tokens).sha256,
             special_tokens=special_tokens,
+            counter=counter,
         )
 
     @classmethod
@@ -142,6 +149,7 @@ class LengthDefinition:
             content["tokenizer_sha256"] = self.tokenizer_sha256
         if self.kind == "text":
             content["special_tokens"] = self.special_tokens
+            content["counter"] = self.counter
         if self.labels_column is not None:
             content |= {"labels_column": self.labels_column, "shift": self.shift}
         return content
@@ -202,7 +210,9 @@ def text_tokenizer(definition: LengthDefinition) -> TextTokenizer:
     Raises:
         ConfigError: it is not the one whose hash the definition holds.
     """
-    tokenizer = open_tokenizer(str(definition.tokenizer), special_tokens=definition.special_tokens)
+    tokenizer = open_tokenizer(
+        str(definition.tokenizer), special_tokens=definition.special_tokens, counter=definition.counter
+    )
     _check_hash(definition, tokenizer.sha256)
     return tokenizer
 
