@@ -11,6 +11,8 @@ import click
 from packer.analyzer import AnalyzeResult
 from packer.analyzer import analyze as analyze_source
 from packer.errors import ConfigError
+from packer.metrics import Manifest
+from packer.samples import SEQLEN
 
 from .progress import ProgressDisplay
 
@@ -139,9 +141,17 @@ def _for_people(result: AnalyzeResult, prefix: Path | None) -> str:
         lines.append(f"Token files: {prefix}.bin, {prefix}.idx")
     lines += [f"Warning: {warning}" for warning in result.warnings]
     out = shlex.quote(str(result.path))
-    budget = 1 << max(result.main.max - 1, 1).bit_length()
-    lines.append(f"Next: packer plan {out} --out plan --max-tokens {budget}")
+    lines.append(f"Next: packer plan {out} --out plan --max-tokens {_budget(manifest)}")
     return "\n".join(lines)
+
+
+def _budget(manifest: Manifest) -> str:
+    """A first --max-tokens: the power of two that holds the longest sample; of pairs one for each member."""
+    lengths = manifest.definition.get("columns", {SEQLEN: None})
+    budgets = {name: 1 << max(manifest.metrics[name].max - 1, 1).bit_length() for name in lengths}
+    if list(budgets) == [SEQLEN]:
+        return str(budgets[SEQLEN])
+    return ",".join(f"{name}={budget}" for name, budget in budgets.items())
 
 
 def _for_machines(result: AnalyzeResult) -> dict[str, Any]:

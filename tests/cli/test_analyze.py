@@ -59,7 +59,9 @@ def test_a_warning_is_part_of_the_summary(tmp_path, data):
 
 def test_pairs_of_columns(tmp_path, data):
     columns = ("--tokens-column", "source=input_ids", "--tokens-column", "target=target")
-    assert run(data, "--out", tmp_path / "m", *columns).exit_code == 0
+    result = run(data, "--out", tmp_path / "m", *columns)
+    assert result.exit_code == 0
+    assert result.stdout.splitlines()[-1].endswith("--max-tokens source=2048,target=2")
     assert open_metrics(tmp_path / "m").names == ("source", "target")
 
 
