@@ -34,14 +34,14 @@ class StepInfo:
     """Tokens of all earlier steps, earlier epochs included."""
 
     @classmethod
-    def from_row(cls, epoch: int, index: int, row: StepRow) -> "StepInfo":
+    def from_row(cls, epoch: int, index: int, row: StepRow, *, knows_loss_tokens: bool = True) -> "StepInfo":
         """Take over a row of the plan's table of steps."""
         return cls(
             epoch=epoch,
             index=index,
             num_samples=row.num_samples,
             num_tokens=row.num_tokens,
-            planned_loss_tokens=row.num_loss_tokens,
+            planned_loss_tokens=row.num_loss_tokens if knows_loss_tokens else None,
             max_seqlen=row.max_seqlen,
             lr_scale=row.lr_scale,
             samples_before=row.samples_before,
@@ -58,7 +58,8 @@ class StepInfo:
         if self.planned_loss_tokens is None:
             raise PlanError(
                 f"the plan does not know the loss tokens of step {self.index}, because it cuts samples that "
-                "have labels; call packer.count_loss_tokens(step, group), which counts them on every rank"
+                "have labels, or plans pairs of sequences; call packer.count_loss_tokens(step, group), which "
+                "counts them on every rank"
             )
         return self.planned_loss_tokens
 

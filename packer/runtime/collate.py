@@ -29,6 +29,8 @@ class PlannedShape(NamedTuple):
     """Packed layout: each sample takes a multiple of this many positions."""
     is_filler: bool
     """All labels are to be −100; the loader sees to it for ``labels`` and ``shift_labels``."""
+    padded_seqlens: Mapping[str, int] = {}
+    """Metric → S, for plans with several budgets."""
 
     @property
     def size(self) -> tuple[int, int]:

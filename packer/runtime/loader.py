@@ -8,7 +8,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.utils.data import DataLoader
 
 from packer.errors import ConfigError, PackerError, PlanError
-from packer.plan import Plan
+from packer.plan import Epoch, Plan
 from packer.runtime.batch import Batch, StepInfo
 from packer.runtime.collate import Collator, Sample
 from packer.runtime.device import to_device
@@ -113,6 +113,9 @@ class PlanLoader:
                 "collate and sample_padding_fn see whole samples, and the ranks of a sequence-parallel group "
                 "read slices; leave them out, or give the data set's fields the shape that the model wants"
             )
+        self._plans_pairs = isinstance(plan.config.get("max_tokens"), Mapping)
+        if self._at.sp_size > 1 and self._plans_pairs:
+            raise ConfigError("pairs of sequences are not sliced; run their plan with sp_size=1")
         self.grad_accum = grad_accum_for(self._at.dp_size, plan.dp_size, plan.grad_accum)
         """Micro-batches of this rank in a step."""
         require_divisible(plan.config, self._at.sp_size, shard, ragged=ragged)
@@ -187,7 +190,7 @@ class PlanLoader:
         epoch, step, _ = self._progress.next_start
         if epoch == self.plan.num_epochs:  # all were played, by the run that this one goes on from
             epoch, step = epoch - 1, self._progress.num_steps(epoch - 1) - 1
-        return StepInfo.from_row(epoch, step, self.plan.epoch(epoch).step(step))
+        return self._step_info(self.plan.epoch(epoch), epoch, step)
 
     def set_epoch(self, epoch: int) -> None:
         """Choose the epoch of the next iteration.
@@ -263,10 +266,14 @@ class PlanLoader:
         epoch = self.plan.epoch(start.epoch)
         for index in range(start.step, epoch.num_steps):
             first = start.accum if index == start.step else 0
-            info = StepInfo.from_row(start.epoch, index, epoch.step(index))
+            info = self._step_info(epoch, start.epoch, index)
             step = Step(info, range(first, self.grad_accum), stream, complaint_about=self._complaint_about)
             yield step
             step.leave()
+
+    def _step_info(self, rows: Epoch, epoch: int, step: int) -> StepInfo:
+        # The lengths that a plan of pairs counts are the sources', and the loss is over the targets.
+        return StepInfo.from_row(epoch, step, rows.step(step), knows_loss_tokens=not self._plans_pairs)
 
     def _complaint_about(self, batch: Batch) -> str | None:
         """Say what is wrong where the plan took every token for a loss token and the labels say otherwise."""

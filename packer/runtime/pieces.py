@@ -79,8 +79,7 @@ def num_tokens(sample: Any, sample_id: int) -> int:
         fields = f"its fields are {', '.join(map(str, sample))}" if isinstance(sample, Mapping) else ""
         raise SourceError(
             f"sample {sample_id} is a {type(sample).__name__} without "
-            f"input_ids{'; ' if fields else ''}{fields}; the data set must return a mapping with input_ids, "
-            "or pass collate= and length_of="
+            f"input_ids{'; ' if fields else ''}{fields}; the data set must return a mapping with input_ids"
         ) from None
 
 

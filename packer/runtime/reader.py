@@ -10,7 +10,8 @@ from packer.errors import PackerError
 from packer.plan import Epoch, MicroBatch, Plan
 from packer.runtime.batch import Batch, BatchInfo
 from packer.runtime.collate import Collated, Collator, PlannedShape
-from packer.runtime.pieces import read_pieces
+from packer.runtime.pairs import collate_members
+from packer.runtime.pieces import read_pieces, read_samples
 from packer.runtime.progress import Place
 from packer.runtime.shard import IGNORE_INDEX, RowLayout, Shard, rank_spans
 from packer.runtime.slices import read_shard
@@ -67,7 +68,12 @@ class MicroBatchReader:
     def _read(self, place: Place) -> Batch:
         planned = self._find(place)
         shape = PlannedShape(
-            self._layout, planned.seqlens, planned.padded_seqlen, self._pad_segments_to, planned.is_filler
+            self._layout,
+            planned.seqlens,
+            planned.padded_seqlen,
+            self._pad_segments_to,
+            planned.is_filler,
+            planned.padded_seqlens,
         )
         if not self._coordinates.reads_samples:
             tensors, num_loss_tokens = Collated({}, 0)
@@ -75,6 +81,9 @@ class MicroBatchReader:
             tensors, num_loss_tokens = self._slice(planned, shape)
         elif self._user_collate is not None:
             tensors, num_loss_tokens = self._collate_as_told(planned, shape)
+        elif planned.padded_seqlens:
+            samples = read_samples(self._dataset, planned.sample_ids.tolist())
+            tensors, num_loss_tokens = collate_members(samples, planned, self._collator, accum=place.accum)
         else:
             samples = read_pieces(self._dataset, planned, self._collator.token_fields)
             tensors, num_loss_tokens = self._collator(samples, shape)
@@ -126,7 +135,10 @@ class MicroBatchReader:
 
     def _collate_as_told(self, planned: MicroBatch, shape: PlannedShape) -> Collated:
         assert self._user_collate is not None
-        samples = read_pieces(self._dataset, planned, self._collator.token_fields)
+        if planned.padded_seqlens:
+            samples = read_samples(self._dataset, planned.sample_ids.tolist())
+        else:
+            samples = read_pieces(self._dataset, planned, self._collator.token_fields)
         if self._collator.pad_sample is not None:
             samples = [self._collator.pad_sample(sample, shape.padded_seqlen) for sample in samples]
         tensors = dict(self._user_collate(samples, shape))

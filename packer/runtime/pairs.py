@@ -1,0 +1,72 @@
+"""Plans with a budget for each of several sequences, source and target say: a batch for each of them."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from packer.errors import LengthMismatchError, SourceError
+from packer.plan import MicroBatch
+from packer.runtime.batch import Batch, BatchInfo
+from packer.runtime.collate import Collated, Collator, PlannedShape
+
+
+def collate_members(
+    samples: Sequence[Any], planned: MicroBatch, collator: Collator, *, accum: int
+) -> Collated:
+    """Make a padded batch of each member, by its metric's name; the last one's loss tokens are counted.
+
+    Args:
+        samples: Each has under the name of a metric its token ids, or a mapping with ``input_ids`` and
+            further fields.
+        planned: The micro-batch.
+        collator: Makes the tensors of one member.
+        accum: The micro-batch's place in its step.
+
+    Raises:
+        LengthMismatchError: A member is longer than its tensor was planned.
+        SourceError: A sample lacks a member.
+    """
+    batches: dict[str, Any] = {}
+    num_loss_tokens = 0
+    for metric, padded_seqlen in planned.padded_seqlens.items():
+        members = [
+            _member(sample, metric, sample_id)
+            for sample, sample_id in zip(samples, planned.sample_ids.tolist(), strict=True)
+        ]
+        seqlens = np.array([len(member["input_ids"]) for member in members], np.int32)
+        longest = int(seqlens.argmax())
+        if seqlens[longest] > padded_seqlen:
+            raise LengthMismatchError(
+                f"{metric} of sample {planned.sample_ids[longest]} has {seqlens[longest]:,} tokens and the "
+                f"plan made its micro-batch {padded_seqlen:,} long; the likely cause is another data set, "
+                "another order of its files, or another tokenizer than was analyzed: analyze and plan again"
+            )
+        shape = PlannedShape("padded", seqlens, padded_seqlen, 1, planned.is_filler)
+        tensors, num_loss_tokens = collator(members, shape)
+        info = BatchInfo(
+            accum=accum,
+            sample_ids=planned.sample_ids,
+            seqlens=seqlens,
+            starts=None,
+            num_samples=planned.num_samples,
+            num_tokens=int(seqlens.sum()),
+            num_loss_tokens=num_loss_tokens,
+            padded_seqlen=padded_seqlen,
+            shape=shape.size,
+            is_filler=planned.is_filler,
+            is_repeat=planned.is_repeat,
+        )
+        batches[metric] = Batch(tensors, info)
+    return Collated(batches, num_loss_tokens)
+
+
+def _member(sample: Any, metric: str, sample_id: int) -> Mapping[str, Any]:
+    try:
+        member = sample[metric]
+    except (KeyError, TypeError, IndexError):
+        raise SourceError(
+            f"sample {sample_id} has no {metric}, which the plan has a budget for; the data set must return "
+            f"a mapping with {metric}: token ids, or a mapping with input_ids"
+        ) from None
+    return member if isinstance(member, Mapping) else {"input_ids": member}
