@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 from packer.errors import ConfigError
 from packer.samples import LengthDefinition, default_definition
+from packer.samples.tokenizer import Counter
 from packer.sources import Source
 
 ColumnChoice = str | Mapping[str, str] | None
@@ -23,6 +24,7 @@ def define_length(
     messages_column: str | None,
     tokenizer: str | os.PathLike[str] | None,
     special_tokens: bool,
+    counter: Counter,
     labels_column: str | None,
     shift: bool,
 ) -> LengthDefinition:
@@ -53,6 +55,8 @@ def define_length(
         raise ConfigError(f"{chosen[0]} needs --tokenizer: a tokenizer.json, or a folder that holds one")
     if not by_text and tokenizer is not None:
         raise ConfigError(f"--tokenizer has no meaning with {chosen[0]}; leave it out")
+    if not text_column and counter != "tokenizers":
+        raise ConfigError(f"--counter {counter} counts texts; it has no meaning without --text-column")
     if by_text and labels_column:
         raise ConfigError(f"--labels-column has no meaning with {chosen[0]}: labels go with token ids")
     for column in (tokens_column, length_column):
@@ -64,7 +68,7 @@ def define_length(
         return LengthDefinition.by_length(length_column, labels_column=labels_column, shift=shift)
     if text_column:
         return LengthDefinition.by_text(
-            text_column, tokenizer=os.fspath(tokenizer or ""), special_tokens=special_tokens
+            text_column, tokenizer=os.fspath(tokenizer or ""), special_tokens=special_tokens, counter=counter
         )
     return LengthDefinition.by_messages(str(messages_column), tokenizer=os.fspath(tokenizer or ""))
 

@@ -225,6 +225,11 @@ def test_progress_counts_to_the_end(tmp_path, lists):
         ({"text_column": "text"}, ConfigError, "needs --tokenizer"),
         ({"tokens_column": "input_ids", "tokenizer": "t"}, ConfigError, "--tokenizer has no meaning"),
         ({"text_column": "t", "tokenizer": "t", "labels_column": "l"}, ConfigError, "--labels-column has no"),
+        (
+            {"tokens_column": "input_ids", "counter": "gigatoken"},
+            ConfigError,
+            "--counter gigatoken counts texts",
+        ),
         ({"tokens_column": {"../up": "input_ids"}}, ConfigError, "cannot name a metric"),
         ({"tokens_column": "input_ids", "workers": 0}, ConfigError, "--workers 0"),
     ],

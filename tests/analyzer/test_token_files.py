@@ -1,5 +1,6 @@
 """Token files hold what was counted, in both readers, and appear whole or not at all."""
 
+import json
 import os
 import signal
 import subprocess
@@ -181,6 +182,30 @@ def test_a_kill_while_publishing_is_repaired_by_the_next_run(tmp_path, texts, sm
     analyze(tmp_path, texts, small_tokenizer)
     assert naive.read_items(tmp_path / "tok", MEGATRON_DTYPES) == IDS
     assert names(tmp_path) == ["m", "run.py", "tok.bin", "tok.idx", "x.parquet"]
+
+
+@pytest.mark.frameworks
+def test_tokens_of_chats(tmp_path, small_tokenizer, monkeypatch):
+    template = (
+        "{% for m in messages %}{% if m.role == 'assistant' %}w2 {% generation %}{{ m.content }}"
+        "{% endgeneration %}{% else %}w3 {{ m.content }} {% endif %}{% endfor %}"
+    )
+    chat = [{"role": "user", "content": "w4"}, {"role": "assistant", "content": "w5 w6"}]
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "tokenizer.json").write_bytes(small_tokenizer.read_bytes())
+    config = {"tokenizer_class": "PreTrainedTokenizerFast", "chat_template": template}
+    (tmp_path / "model" / "tokenizer_config.json").write_text(json.dumps(config))
+    pq.write_table(pa.table({"chat": [chat, None, chat[:1]]}), tmp_path / "x.parquet")
+    packer.analyze(
+        tmp_path / "x.parquet",
+        out=tmp_path / "m",
+        messages_column="chat",
+        tokenizer=tmp_path / "model",
+        write_tokens=tmp_path / "tok",
+    )
+    assert naive.read_items(tmp_path / "tok", MEGATRON_DTYPES) == [[3, 4, 2, 5, 6], [], [3, 4]]
+    assert open_metrics(tmp_path / "m").metric("seqlen").tolist() == [5, 0, 2]
+    assert open_metrics(tmp_path / "m").metric("loss_tokens").tolist() == [2, 0, 0]
 
 
 @pytest.mark.frameworks
