@@ -21,7 +21,7 @@ class ProgressDisplay:
         self._bar = (
             bars.Progress(
                 bars.TextColumn("{task.description}"),
-                bars.BarColumn(),
+                bars.BarColumn(bar_width=16),
                 bars.TaskProgressColumn(),
                 bars.TextColumn("{task.fields[rates]}"),
                 bars.TimeRemainingColumn(),

@@ -98,6 +98,7 @@ _tasks: dict[str, Any] = {}
 def _run(job: str, shared: list[Any], unit: Any) -> bytes:
     """Runs on a worker, which keeps the task of the job it works for, and its open files with it."""
     if job not in _tasks:
+        os.environ.setdefault("RAYON_NUM_THREADS", "1")  # tokenizers: a task has one CPU
         _tasks.clear()
         _tasks[job] = _import_ray().get(shared[0])
     payload: bytes = _tasks[job](unit)

@@ -20,7 +20,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from packer.errors import ConfigError, SourceError
+from packer.errors import ConfigError, PackerError, SourceError
 from packer.samples import LOSS_TOKENS, SEQLEN, LengthDefinition
 
 MetricFunction = Callable[..., Any]
@@ -54,11 +54,15 @@ class SampleMetric:
         """Apply the function to a batch.
 
         Raises:
-            SourceError: it returned something other than one integer per row.
+            SourceError: it failed, or returned something other than one integer per row.
         """
-        values = np.asarray(
-            self.function(batch, vocabulary) if self.needs.vocabulary else self.function(batch)
-        )
+        arguments = (batch, vocabulary) if self.needs.vocabulary else (batch,)
+        try:
+            values = np.asarray(self.function(*arguments))
+        except PackerError:
+            raise
+        except Exception as error:
+            raise SourceError(f"metric {self.place} failed: {type(error).__name__}: {error}") from error
         return check_integers(values, batch.num_rows, self.place)
 
     @property

@@ -102,6 +102,10 @@ def too_large(batch):
     return np.full(batch.num_rows, 2**64 - 1, np.uint64)
 
 
+def fails(batch):
+    raise ZeroDivisionError("no scores")
+
+
 @sample_metric(columns=["gone"])
 def wants_a_missing_column(batch):
     return np.zeros(batch.num_rows, np.int64)
@@ -127,6 +131,7 @@ def seqlen(batch):
         (seqlen, ConfigError, "there is a metric 'seqlen' already"),
         (wrong_shape, SourceError, r"wrong_shape returned an array of shape \(8,\) for 7 samples"),
         (wrong_type, SourceError, "returned float64"),
+        (fails, SourceError, "fails failed: ZeroDivisionError: no scores"),
         (too_large, SourceError, "returned 18446744073709551615"),
         (wants_a_missing_column, ColumnError, "no column 'gone'"),
     ],
