@@ -32,9 +32,8 @@ class Limits(NamedTuple):
 
 
 @inline
-def round_up(limits, seqlen):
-    """Return S or T for ``seqlen`` tokens; the largest shape must not be below."""
-    shapes = limits.shapes
+def round_up(multiple, shapes, seqlen):
+    """Return S or T for ``seqlen`` tokens: the next of ``shapes``, or if there are none the next multiple."""
     if len(shapes) > 0:
         low, high = 0, len(shapes) - 1
         while low < high:
@@ -44,29 +43,25 @@ def round_up(limits, seqlen):
             else:
                 high = middle
         return shapes[low]
-    if limits.multiple == 1:
-        return np.int64(seqlen)
-    return (np.int64(seqlen) + limits.multiple - 1) // limits.multiple * limits.multiple
+    if multiple == 1:
+        return seqlen
+    return (seqlen + multiple - 1) // multiple * multiple
+
+
+# Kernels hand these the bounds one by one: a tuple that holds arrays costs a hundred times the comparison.
 
 
 @inline
-def room(limits, seqlen):
-    """Return what a sample takes of a packed row."""
-    if limits.segment_multiple == 1:
-        return np.int64(seqlen)
-    return (
-        (np.int64(seqlen) + limits.segment_multiple - 1) // limits.segment_multiple * limits.segment_multiple
-    )
+def count_fits(max_samples, max_attention, num_samples, padded):
+    """Say whether ``num_samples`` rows of ``padded`` tokens keep the bounds on samples and attention."""
+    if num_samples > max_samples:
+        return False
+    return max_attention >= UNLIMITED or padded <= max_attention // num_samples // padded
 
 
 @inline
-def padded_fits(limits, budget, num_samples, longest, total):
-    """Say whether rows, the longest of ``longest`` tokens, ``total`` together, keep the bounds."""
-    if num_samples > limits.max_samples:
-        return False
-    seqlen = round_up(limits, longest)
-    if seqlen > 0 and seqlen > limits.max_attention // num_samples // seqlen:
-        return False
-    if limits.real:
+def budget_fits(budget, real, num_samples, padded, total):
+    """Say whether ``num_samples`` rows of ``padded`` tokens, ``total`` of them real, keep a budget."""
+    if real:
         return total <= budget
-    return num_samples * seqlen <= budget
+    return num_samples * padded <= budget

@@ -3,46 +3,72 @@
 import numpy as np
 
 from packer.kernels._jit import inline, jit
-from packer.kernels.limits import padded_fits, room
+from packer.kernels.limits import budget_fits, count_fits, round_up
 
 
 @inline
-def _admits(lengths, previous, limits, width, same_seqlen, start, size, longest, totals, squares, widest):
-    """Say whether each of ``width`` micro-batches of ``size`` samples can take one more; note what they hold.
-
-    The micro-batches share the samples from ``start`` in turn. ``longest, totals`` are int64[K, width],
-    ``squares`` int64[width], ``widest`` int64[K]; they are only right to go on with while the answer is yes.
-    """
+def _shares_sample(previous, start, size, width):
+    """Say whether one of the next ``width`` pieces would meet a piece of its sample in its micro-batch."""
     base = start + size * width
-    for metric in range(len(lengths)):
-        for member in range(width):
-            seqlen = np.int64(lengths[metric, base + member])
-            longest[metric, member] = max(longest[metric, member], seqlen)
-            widest[metric] = max(widest[metric], seqlen)
-            totals[metric, member] += room(limits, seqlen) if limits.packed else seqlen
-            if limits.packed:
-                squares[member] += seqlen * seqlen
-    if limits.packed:
-        if size + 1 > limits.max_samples:
-            return False
-        for member in range(width):
-            if totals[0, member] > limits.budgets[0] or squares[member] > limits.max_attention:
-                return False
-    else:
+    for member in range(width):
+        other = previous[base + member]
+        while other >= start:
+            if (other - start) % width == member:
+                return True
+            other = previous[other]
+    return False
+
+
+@inline
+def _padded_group(lengths, previous, limits, width, same_seqlen, start, stop, longest, totals, widest):
+    """Return how many samples each of ``width`` padded micro-batches can take from ``start`` on, in turn.
+
+    ``longest, totals`` are int64[K, width] scratch, ``widest`` int64[K].
+    """
+    budgets, real, multiple, shapes = limits.budgets, limits.real, limits.multiple, limits.shapes
+    max_samples, max_attention = limits.max_samples, limits.max_attention
+    longest[:] = 0
+    totals[:] = 0
+    widest[:] = 0
+    size = 0
+    while start + (size + 1) * width <= stop:
+        base = start + size * width
         for metric in range(len(lengths)):
             for member in range(width):
+                seqlen = np.int64(lengths[metric, base + member])
+                longest[metric, member] = max(longest[metric, member], seqlen)
+                widest[metric] = max(widest[metric], seqlen)
+                totals[metric, member] += seqlen
+            for member in range(width):
                 seqlen = widest[metric] if same_seqlen else longest[metric, member]
-                if not padded_fits(limits, limits.budgets[metric], size + 1, seqlen, totals[metric, member]):
-                    return False
-    if len(previous) > 0:
-        for member in range(width):
-            # two pieces of one sample never share a micro-batch
-            other = previous[base + member]
-            while other >= start:
-                if (other - start) % width == member:
-                    return False
-                other = previous[other]
-    return True
+                padded = round_up(multiple, shapes, seqlen)
+                if not count_fits(max_samples, max_attention, size + 1, padded):
+                    return size
+                if not budget_fits(budgets[metric], real, size + 1, padded, totals[metric, member]):
+                    return size
+        if len(previous) > 0 and _shares_sample(previous, start, size, width):
+            return size
+        size += 1
+    return size
+
+
+@inline
+def _packed_group(lengths, previous, limits, start, stop):
+    """Return how many samples one packed row can take from ``start`` on."""
+    capacity, segment_multiple = limits.budgets[0], limits.segment_multiple
+    max_samples, max_attention = limits.max_samples, limits.max_attention
+    total, square = np.int64(0), np.int64(0)
+    size = 0
+    while start + size < stop and size < max_samples:
+        seqlen = np.int64(lengths[0, start + size])
+        total += (seqlen + segment_multiple - 1) // segment_multiple * segment_multiple
+        square += seqlen * seqlen
+        if total > capacity or square > max_attention:
+            return size
+        if len(previous) > 0 and _shares_sample(previous, start, size, 1):
+            return size
+        size += 1
+    return size
 
 
 @jit
@@ -69,24 +95,21 @@ def next_fit(lengths, previous, limits, width, same_seqlen, start, starts, sizes
     n = lengths.shape[1]
     longest = np.empty((len(lengths), width), np.int64)
     totals = np.empty((len(lengths), width), np.int64)
-    squares = np.empty(width, np.int64)
     widest = np.empty(len(lengths), np.int64)
+    min_samples, packed = limits.min_samples, limits.packed
     num_groups = 0
     while start < n and num_groups < len(starts):
-        wide = min(width, (n - start) // limits.min_samples)
+        wide = min(width, (n - start) // min_samples)
         if wide == 0:
             return num_groups, n
-        stop = n if wide == width else start + wide * limits.min_samples
-        longest[:] = 0
-        totals[:] = 0
-        squares[:] = 0
-        widest[:] = 0
-        size = 0
-        while start + (size + 1) * wide <= stop and _admits(
-            lengths, previous, limits, wide, same_seqlen, start, size, longest, totals, squares, widest
-        ):
-            size += 1
-        if size < limits.min_samples:
+        stop = n if wide == width else start + wide * min_samples
+        if packed:
+            size = _packed_group(lengths, previous, limits, start, stop)
+        else:
+            size = _padded_group(
+                lengths, previous, limits, wide, same_seqlen, start, stop, longest, totals, widest
+            )
+        if size < min_samples:
             start += 1
             continue
         starts[num_groups], sizes[num_groups], widths[num_groups] = start, size, wide

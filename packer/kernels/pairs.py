@@ -3,7 +3,7 @@
 import numpy as np
 
 from packer.kernels._jit import jit
-from packer.kernels.limits import UNLIMITED, padded_fits, round_up
+from packer.kernels.limits import UNLIMITED, budget_fits, count_fits, round_up
 
 
 @jit
@@ -36,6 +36,8 @@ def partition_pairs(samples, lengths, edges, limits, width, charge, out, starts,
     came = np.empty(most // width + 1, np.int64)
     longest = np.empty(num_lengths, np.int64)
     totals = np.empty(num_lengths, np.int64)
+    budgets, real, multiple, shapes = limits.budgets, limits.real, limits.multiple, limits.shapes
+    max_samples, max_attention, min_samples = limits.max_samples, limits.max_attention, limits.min_samples
     num_microbatches = 0
     for window in range(len(edges) - 1):
         num_units = (edges[window + 1] - edges[window]) // width
@@ -59,20 +61,24 @@ def partition_pairs(samples, lengths, edges, limits, width, charge, out, starts,
                         widest = max(widest, np.int64(lengths[metric, position]))
                     longest[metric] = max(longest[metric], widest)
                     totals[metric] += widest
-                    fits &= padded_fits(limits, limits.budgets[metric], size, longest[metric], totals[metric])
-                    total += size * round_up(limits, longest[metric])
-                if fits and size >= limits.min_samples and cost[begin] + total < cost[end]:
+                    padded = round_up(multiple, shapes, longest[metric])
+                    fits &= count_fits(max_samples, max_attention, size, padded)
+                    fits &= budget_fits(budgets[metric], real, size, padded, totals[metric])
+                    total += size * padded
+                if fits and size >= min_samples and cost[begin] + total < cost[end]:
                     cost[end] = cost[begin] + total
                     came[end] = begin
         target = edges[window]
         behind = edges[window + 1] - (first - edges[window])
-        out[behind : edges[window + 1]] = samples[edges[window] : first]
+        for position in range(edges[window], first):
+            out[behind + position - edges[window]] = samples[position]
         end = num_units
         while end > 0:
             begin = came[end]
             if begin == end:
                 behind -= width
-                out[behind : behind + width] = samples[first + (end - 1) * width : first + end * width]
+                for member in range(width):
+                    out[behind + member] = samples[first + (end - 1) * width + member]
                 end -= 1
                 continue
             for member in range(width):

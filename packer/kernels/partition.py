@@ -8,18 +8,21 @@ in amortised constant time: two starts trade places once, when S passes the cros
 older one expires.
 """
 
+import numpy as np
+
 from packer.kernels._jit import inline
 from packer.kernels.limits import UNLIMITED
 
 
 @inline
 def _overtakes(cost, older, newer):
-    """Return the smallest S at which starting a group at ``newer`` is no dearer than at ``older``."""
-    return -((cost[older] - cost[newer]) // (newer - older))
+    """Return the smallest S, or 0, at which starting a group at ``newer`` is no dearer than at ``older``."""
+    dearer = cost[newer] - cost[older]
+    return (dearer + newer - older - 1) // (newer - older) if dearer > 0 else np.int64(0)
 
 
 @inline
-def partition(shapes, reach, num_units, least, charge, cost, came, queue, expiry):
+def partition(shapes, reach, num_units, least, charge, cost, came, queue, turns, expiry):
     """Find the cheapest partition of the first ``num_units`` sorted units; leave units out if it must be.
 
     Args:
@@ -31,7 +34,8 @@ def partition(shapes, reach, num_units, least, charge, cost, came, queue, expiry
         cost: (n + 1,) int64 scratch.
         came: (n + 1,) int64, filled: where the group that ends before each unit starts; the place itself
             where the unit before is left out.
-        queue: (n + 1,) int64 scratch.
+        queue: (n + 1,) int64 scratch, the starts that will be best.
+        turns: (n + 1,) int64 scratch, S at which each start in the queue gives way to the next.
         expiry: (n + 1,) int64 scratch.
     """
     # Leaving a unit out costs more than any partition; it only happens where ``least`` leaves no other way.
@@ -48,23 +52,25 @@ def partition(shapes, reach, num_units, least, charge, cost, came, queue, expiry
     for end in range(1, num_units + 1):
         newer = end - least
         if newer >= 0 and expiry[newer] > end:
-            while tail - head >= 2:
-                older, middle = queue[tail - 2], queue[tail - 1]
-                first = _overtakes(cost, older, middle)
-                second = _overtakes(cost, middle, newer)
-                gone, late = expiry[older], expiry[middle]
-                # ``middle`` is never best if it follows ``older`` no earlier than ``newer`` follows it
-                by_line = first >= second or shapes[late - 2] < first
-                by_age = gone >= late or shapes[gone - 1] >= second
+            turn = np.int64(0)
+            while tail > head:
+                middle = queue[tail - 1]
+                turn = _overtakes(cost, middle, newer)
+                if tail - head == 1:
+                    break
+                first, gone, late = turns[tail - 2], expiry[queue[tail - 2]], expiry[middle]
+                # ``middle`` is never best if it follows the start before no earlier than ``newer`` follows it
+                by_line = first >= turn or shapes[late - 2] < first
+                by_age = gone >= late or shapes[gone - 1] >= turn
                 if not (by_line and by_age):
                     break
                 tail -= 1
+            if tail > head:
+                turns[tail - 1] = turn
             queue[tail] = newer
             tail += 1
         shape = shapes[end - 1]
-        while tail - head >= 2 and (
-            expiry[queue[head]] <= end or _overtakes(cost, queue[head], queue[head + 1]) <= shape
-        ):
+        while tail - head >= 2 and (expiry[queue[head]] <= end or turns[head] <= shape):
             head += 1
         cost[end] = cost[end - 1] + penalty
         came[end] = end

@@ -8,32 +8,33 @@ import numpy as np
 
 from packer.kernels._jit import inline, jit
 from packer.kernels.best_fit import decide
-from packer.kernels.limits import padded_fits, room, round_up
+from packer.kernels.limits import UNLIMITED, budget_fits, count_fits, round_up
 from packer.kernels.partition import partition
 
-_DIGIT = 8
 _ID = 0xFFFFFFFF
+_INDEX_BITS = 31
 
 
 @inline
-def _sort_by_length(entries, start, stop, bits, scratch, counts):
-    """Sort entries by their lengths of ``bits`` bits, keeping the order of equal ones (radix sort)."""
-    for digit in range((bits + _DIGIT - 1) // _DIGIT):
-        shift = 32 + digit * _DIGIT
-        counts[:] = 0
+def _sort_by_bits(values, start, stop, low, high, scratch, counts):
+    """Sort by bits [low, high), byte by byte; equal ones keep their order. ``counts`` is int64[257]."""
+    for shift in range(low, high, 8):
+        for value in range(257):
+            counts[value] = 0
         for position in range(start, stop):
-            counts[(entries[position] >> shift & 0xFF) + 1] += 1
-        for value in range(1, len(counts)):
+            counts[(values[position] >> shift & 0xFF) + 1] += 1
+        for value in range(1, 257):
             counts[value] += counts[value - 1]
         for position in range(start, stop):
-            value = entries[position] >> shift & 0xFF
-            scratch[counts[value]] = entries[position]
+            value = values[position] >> shift & 0xFF
+            scratch[counts[value]] = values[position]
             counts[value] += 1
-        entries[start:stop] = scratch[: stop - start]
+        for position in range(start, stop):
+            values[position] = scratch[position - start]
 
 
 @inline
-def _spread_longest(entries, start, stop, block, scratch):
+def _spread_longest(entries, start, stop, block, scratch, counts):
     """Spread the pieces of one sample among the longest entries, so that a block holds few of one sample.
 
     Only pieces of full length come many from one sample, and they are the longest: put into the order of the
@@ -42,38 +43,29 @@ def _spread_longest(entries, start, stop, block, scratch):
     first = stop - 1
     while first > start and entries[first - 1] >> 32 == entries[stop - 1] >> 32:
         first -= 1
+    _sort_by_bits(entries, first, stop, 0, 32, scratch, counts)
     count = stop - first
-    if count <= 1:
-        return
-    entries[first:stop] = np.sort(entries[first:stop])
     num_columns = (count + block - 1) // block
     position = 0
     for column in range(num_columns):
         for index in range(column, count, num_columns):
             scratch[position] = entries[first + index]
             position += 1
-    entries[first:stop] = scratch[:count]
+    for index in range(count):
+        entries[first + index] = scratch[index]
 
 
 @inline
-def _link_pieces(entries, start, stop, owners, previous):
+def _link_pieces(entries, start, stop, owners, bits, previous, keys, scratch, counts):
     """Write to ``previous`` the position, from ``start``, of the piece before of the same sample, or −1."""
-    keys = np.empty(stop - start, np.int64)
     for index in range(stop - start):
-        keys[index] = (entries[start + index] & _ID) << 31 | index
-    keys.sort()
-    # pieces of one sample are neighbours here, though not yet in the order of their positions
-    begin = 0
-    while begin < len(keys):
-        end = begin + 1
-        while end < len(keys) and owners[keys[end] >> 31] == owners[keys[begin] >> 31]:
-            end += 1
-        positions = np.sort(keys[begin:end] & 0x7FFFFFFF)
-        before = np.int64(-1)
-        for position in positions:
-            previous[position] = before
-            before = position
-        begin = end
+        keys[index] = np.int64(owners[entries[start + index] & _ID]) << _INDEX_BITS | index
+    _sort_by_bits(keys, 0, stop - start, _INDEX_BITS, _INDEX_BITS + bits, scratch, counts)
+    for place in range(stop - start):
+        index = keys[place] & (1 << _INDEX_BITS) - 1
+        previous[index] = -1
+        if place > 0 and keys[place] >> _INDEX_BITS == keys[place - 1] >> _INDEX_BITS:
+            previous[index] = keys[place - 1] & (1 << _INDEX_BITS) - 1
 
 
 @inline
@@ -83,11 +75,13 @@ def _reach(entries, first, num_units, width, limits, previous, base, shapes, rea
     The longest samples of the units decide: dealt in turn, they all go to the same micro-batch.
     ``previous`` counts positions from ``base``.
     """
+    budget, real, multiple, choices = limits.budgets[0], limits.real, limits.multiple, limits.shapes
+    max_samples, max_attention = limits.max_samples, limits.max_attention
     start = 0
     total = np.int64(0)
     for unit in range(num_units):
         longest = entries[first + (unit + 1) * width - 1] >> 32
-        shapes[unit] = round_up(limits, longest)
+        padded = round_up(multiple, choices, longest)
         total += longest
         if len(previous) > 0:
             offset = first - base
@@ -102,9 +96,13 @@ def _reach(entries, first, num_units, width, limits, previous, base, shapes, rea
             total = np.int64(0)
             for inside in range(start, unit + 1):
                 total += entries[first + (inside + 1) * width - 1] >> 32
-        while not padded_fits(limits, limits.budgets[0], unit + 1 - start, longest, total):
+        while not (
+            count_fits(max_samples, max_attention, unit + 1 - start, padded)
+            and budget_fits(budget, real, unit + 1 - start, padded, total)
+        ):
             total -= entries[first + (start + 1) * width - 1] >> 32
             start += 1
+        shapes[unit] = padded
         reach[unit] = start
 
 
@@ -133,7 +131,7 @@ def partition_windows(
         limits: bounds of a micro-batch; one sample alone keeps them.
         width: 1, or the micro-batches of a step that must agree in shape.
         charge: what a micro-batch costs besides its padded tokens.
-        owners: the sample of each piece, never falling; empty where no sample is cut.
+        owners: the sample of each piece, counted from 0; empty where no sample is cut.
         out_ids: filled beside ``entries``.
         out_lengths: filled beside ``entries``.
         starts: int64, filled: where each micro-batch begins in the outputs.
@@ -152,18 +150,23 @@ def partition_windows(
     came = np.empty(most // width + 2, np.int64)
     cost = np.empty(most // width + 2, np.int64)
     queue = np.empty(most // width + 2, np.int64)
+    turns = np.empty(most // width + 2, np.int64)
     expiry = np.empty(most // width + 2, np.int64)
     previous = np.empty(most if len(owners) > 0 else 0, np.int64)
-    counts = np.empty((1 << _DIGIT) + 1, np.int64)
+    keys = np.empty(len(previous), np.int64)
+    owner_bits = 0
+    while len(owners) >> owner_bits > 0:
+        owner_bits += 1
+    counts = np.empty(257, np.int64)
     num_microbatches = 0
     for window in range(len(edges) - 1):
         start, stop = edges[window], edges[window + 1]
-        _sort_by_length(entries, start, stop, bits, scratch, counts)
+        _sort_by_bits(entries, start, stop, 32, 32 + bits, scratch, counts)
         if len(owners) > 0:
-            longest = round_up(limits, entries[stop - 1] >> 32)
+            longest = round_up(limits.multiple, limits.shapes, entries[stop - 1] >> 32)
             block = max(1, min(limits.max_samples, limits.budgets[0] // longest))
-            _spread_longest(entries, start, stop, block * width, scratch)
-            _link_pieces(entries, start, stop, owners, previous)
+            _spread_longest(entries, start, stop, block * width, scratch, counts)
+            _link_pieces(entries, start, stop, owners, owner_bits, previous, keys, scratch, counts)
         num_units = (stop - start) // width
         first = stop - num_units * width
         if num_units == 0:
@@ -171,7 +174,7 @@ def partition_windows(
             _emit(entries, start, 1, 0, stop - start, start, out_ids, out_lengths)
             continue
         _reach(entries, first, num_units, width, limits, previous, start, shapes, reach)
-        partition(shapes, reach, num_units, limits.min_samples, charge, cost, came, queue, expiry)
+        partition(shapes, reach, num_units, limits.min_samples, charge, cost, came, queue, turns, expiry)
         # back to front: groups to the front of the output in turn, units left out to its end
         target = start
         behind = stop - (first - start)
@@ -218,23 +221,29 @@ def best_fit_windows(entries, edges, bits, limits, levels, words, heads, out_ids
     for window in range(len(edges) - 1):
         most = max(most, edges[window + 1] - edges[window])
     scratch = np.empty(most, np.int64)
-    counts = np.empty((1 << _DIGIT) + 1, np.int64)
+    counts = np.empty(257, np.int64)
     class_rooms = np.empty(most, np.int64)
     class_squares = np.empty(most, np.int64)
     class_counts = np.empty(most, np.int64)
     cursors = np.empty(most, np.int64)
     nodes = np.empty((7, most), np.int64)
+    capacity, segment_multiple, max_attention = (
+        limits.budgets[0],
+        limits.segment_multiple,
+        limits.max_attention,
+    )
+    max_samples = limits.max_samples
     num_microbatches = 0
     for window in range(len(edges) - 1):
         start, stop = edges[window], edges[window + 1]
-        _sort_by_length(entries, start, stop, bits, scratch, counts)
+        _sort_by_bits(entries, start, stop, 32, 32 + bits, scratch, counts)
         num_classes = 0
         position = stop - 1
         while position >= start:
             seqlen = entries[position] >> 32
             cursors[num_classes] = position
-            class_rooms[num_classes] = room(limits, seqlen)
-            class_squares[num_classes] = seqlen * seqlen if limits.max_attention < 1 << 62 else 0
+            class_rooms[num_classes] = (seqlen + segment_multiple - 1) // segment_multiple * segment_multiple
+            class_squares[num_classes] = seqlen * seqlen if max_attention < UNLIMITED else 0
             class_counts[num_classes] = 0
             while position >= start and entries[position] >> 32 == seqlen:
                 class_counts[num_classes] += 1
@@ -244,9 +253,9 @@ def best_fit_windows(entries, edges, bits, limits, levels, words, heads, out_ids
             class_rooms[:num_classes],
             class_squares[:num_classes],
             class_counts[:num_classes],
-            limits.budgets[0],
-            limits.max_samples,
-            limits.max_attention,
+            capacity,
+            max_samples,
+            max_attention,
             levels,
             words,
             heads,
@@ -270,7 +279,7 @@ def best_fit_windows(entries, edges, bits, limits, levels, words, heads, out_ids
                     step = nodes[0, step]
         # leave bitmap and heads as they were: every residual that was marked belongs to some node
         for node in range(num_nodes):
-            residual = limits.budgets[0]
+            residual = capacity
             step = node
             while step >= 0:
                 residual -= nodes[2, step] * class_rooms[nodes[1, step]]

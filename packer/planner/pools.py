@@ -160,6 +160,7 @@ def _pack_drawn(
             leftover=drawn,
             in_steps=group_width(config) > 1,
         )
+    drawn = np.sort(drawn)  # pieces of one sample next to each other, as packings expect them
     chosen = np.ascontiguousarray(lengths[:, drawn])
     part = pack(chosen, None if owners is None else owners[drawn], limits, config, key)
     return reindex(part, drawn)

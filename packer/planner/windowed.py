@@ -53,7 +53,7 @@ def windowed(
     longest = int(lengths.max())
     out_ids = np.empty(num_samples, id_dtype(num_samples))
     out_lengths = np.empty(num_samples, np.int32)
-    owned = np.empty(0, np.int32) if owners is None else owners
+    owned = np.empty(0, np.int32) if owners is None else _counted(owners)
 
     def pack(span: NDArray[np.int64], room: NDArray[np.int64], left: NDArray[np.int64]) -> int:
         bits = longest.bit_length()
@@ -88,6 +88,12 @@ def windowed(
     return finish_windows(
         out_ids, out_lengths, stretches, out_ids[leftover], lengths, owners, limits, width, same_seqlen, key
     )
+
+
+def _counted(owners: IntArray) -> NDArray[np.int64]:
+    """Count the samples of pieces, neighbours where they are of one sample, from 0."""
+    counted: NDArray[np.int64] = np.append(np.zeros(1, np.int64), np.cumsum(owners[1:] != owners[:-1]))
+    return counted
 
 
 def finish_windows(

@@ -125,7 +125,7 @@ def without_what_is_refused(drawn):
 planned = set()
 
 
-@settings(max_examples=400)
+@settings(max_examples=200)
 @given(lengths(), options, st.booleans())
 def test_every_invariant_holds(seqlens, drawn, has_labels):
     config = without_what_is_refused(drawn)

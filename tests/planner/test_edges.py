@@ -1,0 +1,235 @@
+"""Sizes around every boundary, data that leaves nothing to plan, ids beyond 32 bits."""
+
+import numpy as np
+import pytest
+
+from packer.errors import ConfigError, EmptyPlanError, MetricsError, PlanError, SampleTooLongError
+from packer.plan.epoch import DROP_REASONS
+from packer.planner import PlanConfig, make_plan
+from packer.planner.draft import lay_out
+from packer.planner.limits import limits_for
+from packer.planner.packings import pack
+from packer.planner.pieces import Pieces
+
+
+def rows(plan, epoch=0):
+    played = plan.epoch(epoch)
+    return [played.microbatch(row) for row in range(played.num_microbatches)]
+
+
+def samples(plan, epoch=0):
+    return sorted(int(sample) for row in rows(plan, epoch) for sample in row.sample_ids)
+
+
+@pytest.mark.parametrize("packing", ["windowed", "next-fit"])
+@pytest.mark.parametrize("pipeline", [False, True])
+@pytest.mark.parametrize("extra", [-1, 0, 1])
+def test_one_sample_more_or_less_than_fills_the_steps(packing, pipeline, extra):
+    """Samples of one length, 4 a micro-batch, 6 micro-batches a step."""
+    size = 2 * 6 * 4 + extra
+    shape = {"same_num_samples": pipeline, "same_seqlen": pipeline}
+    kept = {
+        remainder: make_plan(
+            [25] * size,
+            PlanConfig(
+                max_tokens=100, packing=packing, dp_size=3, grad_accum=2, remainder=remainder, **shape
+            ),
+        )
+        for remainder in ("drop", "keep", "fill")
+    }
+    assert samples(kept["keep"])[0] == 0
+    assert {*samples(kept["keep"])} == {*samples(kept["fill"])} == set(range(size))
+    dropped = kept["drop"].header["epochs"][0]["dropped"]
+    assert len(samples(kept["drop"])) + sum(d["num_samples"] for d in dropped.values()) == size
+    # where all of a step must agree, the tail makes smaller micro-batches and what is left of it a third step
+    assert kept["keep"].epoch(0).num_steps == (3 if extra == 1 or (pipeline and extra == -1) else 2)
+
+
+@pytest.mark.parametrize("layout", ["padded", "packed"])
+def test_a_single_sample(layout):
+    plan = make_plan([7], PlanConfig(max_tokens=10, layout=layout))
+    assert samples(plan) == [0]
+    plan = make_plan([7], PlanConfig(max_tokens=10, layout=layout, dp_size=4, remainder="keep"))
+    assert [row.is_filler for row in rows(plan)].count(True) == 3
+    plan = make_plan([7], PlanConfig(max_tokens=10, layout=layout, dp_size=4, remainder="fill"))
+    assert plan.epoch(0).step(0).num_samples == 4
+
+
+def test_tiny_data_against_many_ranks_names_the_cure():
+    with pytest.raises(EmptyPlanError, match="--remainder keep or fill"):
+        make_plan([7, 7], PlanConfig(max_tokens=10, dp_size=64))
+    with pytest.raises(EmptyPlanError, match="no sample"):
+        make_plan([], PlanConfig(max_tokens=10))
+    with pytest.raises(EmptyPlanError, match="2 empty"):
+        make_plan([0, 0], PlanConfig(max_tokens=10))
+    with pytest.raises(EmptyPlanError, match="--min-samples"):
+        make_plan([4, 9], PlanConfig(max_tokens=12, min_samples=2))
+
+
+def test_one_giant():
+    lengths = [5] * 20 + [10**9]
+    with pytest.raises(SampleTooLongError, match="sample 20 has 1000000000 tokens, over 64: what fits alone"):
+        make_plan(lengths, PlanConfig(max_tokens=64))
+    cut = make_plan(lengths, PlanConfig(max_tokens=64, too_long="truncate"))
+    assert cut.header["dropped"]["truncated"] == {"num_samples": 1, "num_tokens": 10**9 - 64}
+    whole = make_plan(lengths, PlanConfig(max_tokens=10**9, layout="packed"))
+    assert samples(whole) == list(range(21))
+    with pytest.raises(SampleTooLongError, match="and 2 more"):
+        make_plan([9, 99, 99, 99], PlanConfig(max_tokens=64, max_seqlen=50))
+
+
+def test_giants_of_64_bits():
+    lengths = np.array([5, 2**40], np.int64)
+    plan = make_plan(lengths, PlanConfig(max_tokens=64, too_long="drop"))
+    assert plan.header["num_tokens"] == 2**40 + 5
+    with pytest.raises(PlanError, match="start after token"):
+        make_plan(lengths, PlanConfig(max_tokens=2**31 - 1, too_long="split"))
+
+
+def test_pieces_of_a_split_sample_never_meet():
+    lengths = [100] * 5
+    for options in (
+        {"layout": "packed"},
+        {"layout": "packed", "packing": "windowed"},
+        {"packing": "windowed"},
+        {"packing": "next-fit"},
+        {"order": "sequential"},
+        {"packing": "windowed", "same_num_samples": True, "same_seqlen": True, "dp_size": 2},
+    ):
+        config = PlanConfig(max_tokens=64, max_seqlen=16, too_long="split", remainder="keep", **options)
+        plan = make_plan(lengths, config)
+        for row in rows(plan):
+            assert len(set(row.sample_ids.tolist())) == len(row.sample_ids)
+        pieces = sorted(
+            (int(sample), int(start), int(length))
+            for row in rows(plan)
+            if not row.is_filler
+            for sample, start, length in zip(row.sample_ids, row.starts, row.seqlens, strict=True)
+        )
+        assert pieces == [
+            (sample, start, min(16, 100 - start)) for sample in range(5) for start in range(0, 100, 16)
+        ]
+
+
+def test_long_documents_cut_to_pieces_fill_their_micro_batches():
+    """40 documents of 50 pieces, 8 pieces a micro-batch: keeping pieces apart costs hardly a micro-batch."""
+    for options in ({}, {"layout": "packed"}, {"packing": "next-fit"}):
+        config = PlanConfig(max_tokens=8 * 64, max_seqlen=64, too_long="split", **options)
+        most = 1.35 if options.get("packing") == "next-fit" else 1.02
+        assert len(rows(make_plan([3200] * 40, config))) <= 40 * 50 / 8 * most + 1
+
+
+def test_ids_beyond_32_bits():
+    """A synthetic index: the samples of an index of 3 billion that are left, without the index."""
+    ids = np.array([5, 2**31 - 1, 2**31, 2**31 + 7, 3_000_000_000], np.int64)
+    lengths = np.full(5, 10, np.int32)
+    source = np.broadcast_to(np.int32(10), (3_000_000_001,))
+    pieces = Pieces(lengths=lengths[np.newaxis], seqlens=lengths, ids=ids, starts=None, source=source)
+    config = PlanConfig(max_tokens=20, dp_size=2)
+    for options in ({}, {"layout": "packed"}, {"packing": "next-fit"}):
+        config = PlanConfig(max_tokens=20, dp_size=2, **options)
+        packed = pack(pieces.lengths, pieces.owners, limits_for(config), config, np.uint64(1))
+        draft = lay_out(packed, pieces, config, 0, None, {})
+        planned = pieces.sample_ids(draft.pieces)
+        assert planned.dtype == draft.dropped.sample_ids.dtype == np.int64
+        assert sorted([*planned.tolist(), *draft.dropped.sample_ids.tolist()]) == ids.tolist()
+        assert {DROP_REASONS[code] for code in draft.dropped.reasons} == {"remainder"}
+
+
+def test_positions_beyond_2_31_survive_in_entries():
+    entries = np.array([7 << 32 | 2**32 - 1, 9 << 32 | 2**31], np.int64)
+    assert (entries & 0xFFFFFFFF).tolist() == [2**32 - 1, 2**31]
+    assert (entries >> 32).tolist() == [7, 9]
+
+
+def test_every_epoch_has_its_own_order_from_seed_and_epoch():
+    lengths = np.random.default_rng(0).integers(1, 50, 500)
+    for packing, layout in (("windowed", "padded"), ("next-fit", "padded"), ("best-fit", "packed")):
+        options = {"max_tokens": 200, "packing": packing, "layout": layout}
+        orders = [
+            [
+                row.sample_ids.tolist()
+                for row in rows(make_plan(lengths, PlanConfig(seed=seed, epochs=3, **options)), e)
+            ]
+            for seed in (0, 1)
+            for e in range(3)
+        ]
+        assert all(a != b for i, a in enumerate(orders) for b in orders[:i])
+        again = make_plan(lengths, PlanConfig(seed=1, epochs=3, **options))
+        assert [row.sample_ids.tolist() for row in rows(again, 2)] == orders[5]
+
+
+def test_seqlen_under_drop_does_not_lose_the_longest():
+    lengths = list(range(1, 102))
+    lost = set()
+    for seed in range(10):
+        plan = make_plan(lengths, PlanConfig(max_tokens=101, order="seqlen", dp_size=7, seed=seed))
+        lost |= set(range(101)) - set(samples(plan))
+    assert min(lost) < 50
+
+
+def test_two_budgets_hold_both():
+    random = np.random.default_rng(0)
+    source = random.integers(1, 100, 2000)
+    target = np.clip(source + random.integers(-20, 20, 2000), 1, None)
+    options = {"max_tokens": {"source": 1000, "target": 800}, "dp_size": 2, "pad_multiple": 4}
+    metrics = {"source": source, "target": target}
+    for more in (
+        {"packing": "windowed"},
+        {"packing": "next-fit"},
+        {"order": "seqlen"},
+        {"packing": "windowed", "same_num_samples": True, "same_seqlen": True},
+        {"packing": "next-fit", "same_num_samples": True, "same_seqlen": True},
+    ):
+        plan = make_plan(source + target, PlanConfig(**options, **more), metrics=metrics)
+        area = 0
+        for row in rows(plan):
+            for name, values in metrics.items():
+                padded = row.padded_seqlens[name]
+                assert padded % 4 == 0
+                assert padded >= values[row.sample_ids].max()
+                assert padded * row.num_samples <= options["max_tokens"][name]
+                area += padded * row.num_samples
+            assert row.seqlens.tolist() == (source + target)[row.sample_ids].tolist()
+        if more == {"packing": "windowed"}:
+            assert area / int((source + target).sum()) < 1.2
+    with pytest.raises(ConfigError, match="names the metric target"):
+        make_plan(source, PlanConfig(**options), metrics={"source": source})
+    with pytest.raises(SampleTooLongError, match="has 900 target"):
+        make_plan([5, 5], PlanConfig(**options), metrics={"source": [1, 1], "target": [1, 900]})
+
+
+def test_num_shapes_are_chosen_over_all_epochs():
+    lengths = np.random.default_rng(0).integers(1, 100, 800)
+    for options in ({"packing": "windowed"}, {"layout": "packed", "packing": "next-fit"}):
+        plan = make_plan(lengths, PlanConfig(max_tokens=500, num_shapes=3, epochs=3, **options))
+        assert len({row.padded_seqlen for epoch in range(3) for row in rows(plan, epoch)}) <= 3
+
+
+def test_lengths_that_are_none():
+    for wrong in ([1.5], [[1]], ["a"], np.array([True])):
+        with pytest.raises(MetricsError, match="one integer a sample"):
+            make_plan(wrong, PlanConfig(max_tokens=9))
+    with pytest.raises(MetricsError, match="sample 1 has seqlen -4"):
+        make_plan([3, -4], PlanConfig(max_tokens=9))
+    with pytest.raises(MetricsError, match="2 values for 1 samples"):
+        make_plan([3], PlanConfig(max_tokens=9), loss_tokens=[1, 2])
+    with pytest.raises(PlanError, match="names sample 3"):
+        make_plan([3], PlanConfig(max_tokens=9, sample_ids=[0, 3]))
+
+
+def test_lengths_of_every_integer_type():
+    expected = make_plan([3, 4, 5], PlanConfig(max_tokens=9)).fingerprint
+    for kind in ("u1", "i2", "u2", "i4", "u4", "i8", "u8", ">i4"):
+        assert make_plan(np.array([3, 4, 5], kind), PlanConfig(max_tokens=9)).fingerprint == expected
+
+
+def test_a_plan_does_not_depend_on_threads(monkeypatch):
+    lengths = np.random.default_rng(0).integers(1, 400, 70_000)
+    for options in ({"packing": "windowed"}, {"layout": "packed", "balance": "flops", "dp_size": 4}):
+        hashes = set()
+        for count in (1, 3):
+            monkeypatch.setattr("packer.planner.threads.num_threads", lambda count=count: count)
+            monkeypatch.setattr("packer.planner.threads.MIN_CHUNK", 1)
+            hashes.add(make_plan(lengths, PlanConfig(max_tokens=1000, **options)).fingerprint)
+        assert len(hashes) == 1
