@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -87,13 +88,13 @@ class Decoder(nn.Module):
         self.norm = nn.RMSNorm(config.hidden_size, eps=1e-6)
         self.head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
 
-    def forward(self, batch: Mapping[str, Tensor], row_length: int | None = None) -> Tensor:
-        """Sum of the losses of this rank's tokens; ``row_length`` where its slice is ragged."""
+    def forward(self, batch: Mapping[str, Any], **extra: Any) -> Tensor:
+        """Sum of the losses of this rank's tokens.
+
+        ``extra`` goes to the attention: a mask of the whole row, or its length where slices are ragged.
+        """
         attend = partial(
-            self.attention,
-            cu_seqlens=batch.get("cu_seqlens"),
-            max_seqlen=batch.get("max_seqlen"),
-            row_length=row_length,
+            self.attention, cu_seqlens=batch.get("cu_seqlens"), max_seqlen=batch.get("max_seqlen"), **extra
         )
         x = self.embedding(batch["input_ids"])
         head_dim = self.config.hidden_size // self.config.num_heads

@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask
 
 from packer.errors import ConfigError
+from packer.runtime.batch import Batch
 
 
 def causal_mask(batch: Mapping[str, Any]) -> Tensor:
@@ -91,7 +92,8 @@ def _sample_of_position(batch: Mapping[str, Any]) -> Tensor:
     if "cu_seqlens" not in batch:
         raise ConfigError("this mask tells packed samples apart, and the batch is padded; take causal_mask")
     edges = batch["cu_seqlens"]
-    length = batch["input_ids"].shape[1]
+    # The batch of a rank that holds a slice knows how long the row is.
+    length = batch.padded_seqlen if isinstance(batch, Batch) else batch["input_ids"].shape[1]
     # Edges behind a position, by binary search: no length comes back from the device, so nothing waits for
     # it.
     positions = torch.arange(length, device=edges.device, dtype=edges.dtype)

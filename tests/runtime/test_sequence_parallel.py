@@ -17,7 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from examples.decoder import Decoder, DecoderConfig
 from packer.errors import ConfigError, PlanError
 from packer.plan import Plan, plan_in_memory
-from packer.runtime import PlanLoader, count_loss_tokens
+from packer.runtime import PlanLoader, count_loss_tokens, measure_loss_multiplier
 from packer.runtime.shard import RowLayout, rank_spans
 from packer.runtime.ulysses import UlyssesAttention
 from tests import plans
@@ -102,6 +102,11 @@ def one_big_batch() -> tuple[float, list[torch.Tensor]]:
     return loss.item(), [parameter.grad for parameter in model.parameters()]
 
 
+def sum_gradients(model: torch.nn.Module) -> None:
+    for parameter in model.parameters():
+        dist.all_reduce(parameter.grad)
+
+
 def sum_by_hand(model: Decoder, mesh: DeviceMesh) -> tuple[Any, float]:
     return model, 1.0
 
@@ -137,19 +142,27 @@ def errors_of_a_step(
     for (layout, ragged), wrap in itertools.product(KINDS, WRAPPERS):
         plan = make_plan(layout, 1 if ragged else topology[1])
         model, multiplier = wrap(make_model(device, layout, mesh), mesh)
-        loader = PlanLoader(plan, SlicedTokens(), mesh=mesh, ragged=ragged, device=device)
-        step = next(iter(loader))
+        step, probe = (
+            next(iter(PlanLoader(plan, SlicedTokens(), mesh=mesh, ragged=ragged, device=device)))
+            for _ in range(2)
+        )
+        first = next(probe)
+        measured = measure_loss_multiplier(
+            model,
+            lambda model=model, first=first: model(first, row_length=first.padded_seqlen),
+            after_backward=lambda model=model, wrap=wrap: wrap is sum_by_hand and sum_gradients(model),
+        )
+        assert measured == multiplier
         num_loss_tokens = count_loss_tokens(step)
         total = torch.zeros((), dtype=torch.float64, device=device)
         for batch in step:
             loss = model(batch, row_length=batch.padded_seqlen)
-            (loss * multiplier / num_loss_tokens).backward()
+            (loss * measured / num_loss_tokens).backward()
             total += loss.detach()
-        gradients = [parameter.grad for parameter in model.parameters()]
         if wrap is sum_by_hand:
-            for gradient in gradients:
-                dist.all_reduce(gradient)
+            sum_gradients(model)
         dist.all_reduce(total)
+        gradients = [parameter.grad for parameter in model.parameters()]
         whole = [g.full_tensor() if isinstance(g, DTensor) else g for g in gradients]
         errors[layout, ragged, wrap.__name__] = max(
             abs(float(total) / num_loss_tokens - expected_loss),
