@@ -15,11 +15,11 @@ def pack_arrays(arrays: Mapping[str, NDArray[np.integer]]) -> bytes:
     """Return one-dimensional arrays as bytes: length of a JSON list, the list, then each array, aligned."""
     listed = [(name, array.dtype.str, len(array)) for name, array in arrays.items()]
     described = json.dumps(listed).encode()
-    pieces = [_HEAD.pack(len(described)), described]
+    pieces: list[bytes | memoryview] = [_HEAD.pack(len(described)), described]
     position = _HEAD.size + len(described)
     for array in arrays.values():
         padding = -position % _ALIGNMENT
-        pieces += [bytes(padding), array.tobytes()]
+        pieces += [bytes(padding), np.ascontiguousarray(array).data]
         position += padding + array.nbytes
     return b"".join(pieces)
 

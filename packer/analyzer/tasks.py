@@ -31,7 +31,7 @@ class UnitLengths:
     """The lengths of one unit, as the journal keeps them."""
 
     values: Mapping[str, NDArray[np.integer]]
-    """Metric to (rows,) int64, the main one first; empty where the unit has no rows."""
+    """Metric to (rows,) int32, or int64 where needed, the main one first; empty where there are no rows."""
     num_nulls: int
     num_empties: int
     token_ids: NDArray[np.integer] | None = None
@@ -79,7 +79,7 @@ class MeasureUnit:
         names = batches[0].values if batches else ()
         token_ids = [batch.token_ids for batch in batches if batch.token_ids is not None]
         return UnitLengths(
-            {name: np.concatenate([batch.values[name] for batch in batches]) for name in names},
+            {name: _joined([batch.values[name] for batch in batches]) for name in names},
             sum(batch.num_nulls for batch in batches),
             sum(batch.num_empties for batch in batches),
             np.concatenate(token_ids) if token_ids else None,
@@ -187,6 +187,13 @@ def _with_token_ids(batch: pa.RecordBatch, encoded: Encoded) -> pa.RecordBatch:
     if TOKEN_IDS in batch.schema.names:
         batch = batch.drop_columns(TOKEN_IDS)
     return batch.append_column(TOKEN_IDS, column)
+
+
+def _joined(pieces: list[NDArray[np.integer]]) -> NDArray[np.integer]:
+    """Concatenate to int32 where that holds every value: half of what a unit sends and keeps."""
+    bounds = np.iinfo(np.int32)
+    fits = all(bounds.min <= piece.min() and piece.max() <= bounds.max for piece in pieces if len(piece))
+    return np.concatenate(pieces, dtype=np.int32 if fits else np.int64, casting="same_kind")
 
 
 def _narrowed(ids: NDArray[np.integer], dtype: np.dtype[np.integer]) -> NDArray[np.integer]:
