@@ -1,5 +1,6 @@
 """Contenders that take turns in one run, each in a process of its own, so that none profits from another."""
 
+import resource
 import statistics
 import subprocess
 import sys
@@ -9,18 +10,32 @@ from collections.abc import Mapping
 
 
 def take_turns(contenders: Mapping[str, str], *, turns: int) -> dict[str, float]:
-    """Run Python programs in turn; print and return each one's median seconds, start-up included."""
-    seconds: dict[str, list[float]] = {name: [] for name in contenders}
+    """Run Python programs in turn, start-up included; print and return each one's median wall seconds.
+
+    Beside them stands the processor time of all its processes, which a busy machine changes less.
+    """
+    wall: dict[str, list[float]] = {name: [] for name in contenders}
+    cpu: dict[str, list[float]] = {name: [] for name in contenders}
     for _ in range(turns):
         for name, program in contenders.items():
-            start = time.perf_counter()
+            start, used = time.perf_counter(), _cpu_of_children()
             subprocess.run(
                 [sys.executable, "-c", textwrap.dedent(program)], check=True, stdout=subprocess.DEVNULL
             )
-            seconds[name].append(time.perf_counter() - start)
-    medians = {name: statistics.median(values) for name, values in seconds.items()}
-    first = next(iter(medians.values()))
+            wall[name].append(time.perf_counter() - start)
+            cpu[name].append(_cpu_of_children() - used)
+    medians = {name: statistics.median(values) for name, values in wall.items()}
+    first, first_cpu = medians[next(iter(wall))], statistics.median(cpu[next(iter(cpu))])
     for name, median in medians.items():
-        listed = ", ".join(f"{value:.2f}" for value in seconds[name])
-        print(f"{name:32} {median:8.2f} s  {median / first:6.3f}×  ({listed})", flush=True)
+        median_cpu = statistics.median(cpu[name])
+        print(
+            f"{name:32} {median:7.2f} s {median / first:6.2f}×   processor {median_cpu:7.2f} s "
+            f"{median_cpu / first_cpu:6.2f}×   ({', '.join(f'{value:.2f}' for value in wall[name])})",
+            flush=True,
+        )
     return medians
+
+
+def _cpu_of_children() -> float:
+    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return usage.ru_utime + usage.ru_stime

@@ -158,3 +158,21 @@ def test_what_is_no_vocabulary(tmp_path, ids, place):
         packer.analyze(
             tmp_path / "x.parquet", out=tmp_path / "m", tokens_column="ids", metrics=["vocab_rarity"]
         )
+
+
+def test_an_interrupted_count_of_the_vocabulary_goes_on(tmp_path, monkeypatch):
+    monkeypatch.setattr("packer.analyzer.work.UNIT_BYTES", 1)
+    data = write(tmp_path / "x.parquet", ROWS)
+    options = {"tokens_column": "ids", "metrics": ["vocab_rarity"]}
+    packer.analyze(data, out=tmp_path / "whole", **options)
+    for stage, reused in (("counting tokens", 1), ("measuring", 3 + 1)):
+
+        def interrupt(progress, stage=stage):
+            if progress.stage == stage:
+                raise KeyboardInterrupt
+
+        with pytest.raises(KeyboardInterrupt):
+            packer.analyze(data, out=tmp_path / f"m{reused}", progress=interrupt, **options)
+        result = packer.analyze(data, out=tmp_path / f"m{reused}", **options)
+        assert result.num_units_reused == reused
+        assert result.manifest == open_metrics(tmp_path / "whole").manifest
