@@ -232,6 +232,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--rehearse", action="store_true")
     parser.add_argument("--budget-s", type=float, default=float("inf"), help="start nothing after so long")
+    parser.add_argument("--activations", choices=["kept", "recomputed", "both"], default="both")
     parser.add_argument("--job", type=json.loads, help=argparse.SUPPRESS)
     parser.add_argument("--tokens", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -239,15 +240,15 @@ def main() -> None:
         work(Job(**options.job), options.tokens, options.out)
         return
     with tempfile.TemporaryDirectory() as folder:
-        measure(Path(folder), options.out, budget_s=options.budget_s, rehearse=options.rehearse)
+        measure(Path(folder), options)
 
 
-def measure(folder: Path, out: Path, *, budget_s: float, rehearse: bool) -> None:
+def measure(folder: Path, options: argparse.Namespace) -> None:
     """Run all jobs that the budget leaves time to start, the most telling first; save after each."""
     began = time.perf_counter()
     tokens = folder / "tokens.npy"
     np.save(tokens, np.random.default_rng(0).integers(0, LARGE.vocab_size, 1 << 20, np.int32))
-    unit = 64 if rehearse else STRIDE
+    unit = 64 if options.rehearse else STRIDE
     kept = [Job(sp=1, lengths=(8, 12, 16)), Job(sp=2, lengths=(8, 16, 24))]
     recomputed = [
         Job(sp=1, lengths=(32,), untimed=0, timed=1, recompute=True),
@@ -257,16 +258,18 @@ def measure(folder: Path, out: Path, *, budget_s: float, rehearse: bool) -> None
 
     def run(jobs: list[Job]) -> None:
         for job in jobs:
-            if time.perf_counter() - began < budget_s:
+            if time.perf_counter() - began < options.budget_s:
                 lengths = tuple(unit * length for length in job.lengths)
-                job = replace(job, lengths=lengths, rehearse=rehearse)
+                job = replace(job, lengths=lengths, rehearse=options.rehearse)
                 results["steps"] += launch(job, tokens, folder)
-                out.write_text(json.dumps(results, indent=1) + "\n")
+                options.out.write_text(json.dumps(results, indent=1) + "\n")
 
-    run(kept)
-    for job in [] if rehearse else kept:
-        results["longest"] += launch(longest_job(job.sp, results["steps"]), tokens, folder)[-1:]
-    run(recomputed)
+    if options.activations != "recomputed":
+        run(kept)
+        for job in [] if options.rehearse else kept:
+            results["longest"] += launch(longest_job(job.sp, results["steps"]), tokens, folder)[-1:]
+    if options.activations != "kept":
+        run(recomputed)
     print(table(results["steps"]), "\nlongest rows:\n", table(results["longest"]), sep="\n")
 
 

@@ -1,9 +1,10 @@
 """How long does a rank wait for its slice of a row: read from the plan, or gathered by DeepSpeed's adapter?
 
 Both read the same memory-mapped tokens in the training process, on two ranks that share rows of one length,
-and end with ``input_ids, position_ids, shift_labels`` on the device. ``UlyssesSPDataLoaderAdapter`` wraps a
-``DataLoader`` of ready-made whole rows; every rank reads one of its own, all are gathered on all ranks, and
-each keeps its slices. Where DeepSpeed is not installed, ours is timed alone.
+and end with ``input_ids, position_ids, shift_labels`` in host memory, where the adapter leaves them, or on
+the device. ``UlyssesSPDataLoaderAdapter`` wraps a ``DataLoader`` of ready-made whole rows: every rank reads
+one of its own, all are gathered on all ranks, and each keeps its slices. Where DeepSpeed is not installed,
+ours is timed alone.
 
     torchrun --nproc-per-node 2 benchmarks/sequence_parallel_loader.py --out sequence_parallel_loader.json
 """
@@ -62,14 +63,22 @@ class WholeRows(Rows):
         return {"input_ids": input_ids, "position_ids": position_ids, "labels": labels}
 
 
-def planned(path: Path, length: int, mesh: DeviceMesh, device: torch.device) -> Iterator[Any]:
+def own_device(mesh: DeviceMesh) -> torch.device:
+    return (
+        torch.device("cuda", torch.cuda.current_device())
+        if mesh.device_type == "cuda"
+        else torch.device("cpu")
+    )
+
+
+def planned(path: Path, length: int, mesh: DeviceMesh, device: torch.device | None) -> Iterator[Any]:
     """This rank's slices, found in the plan."""
     config = PlanConfig(max_tokens=length, layout="packed", order="sequential", sp_size=mesh["sp"].size())
     plan = make_plan(np.full(MICROBATCHES, length), config)
     return iter(PlanLoader(plan, Rows(path, length), mesh=mesh, device=device).microbatches())
 
 
-def gathered(path: Path, length: int, mesh: DeviceMesh, device: torch.device) -> Iterator[Any] | None:
+def gathered(path: Path, length: int, mesh: DeviceMesh, device: torch.device | None) -> Iterator[Any] | None:
     """This rank's slices, gathered by DeepSpeed."""
     try:
         import deepspeed
@@ -82,7 +91,9 @@ def gathered(path: Path, length: int, mesh: DeviceMesh, device: torch.device) ->
     deepspeed.init_distributed(dist_backend=dist.get_backend(), verbose=False)
     group, rank, size = mesh["sp"].get_group(), mesh["sp"].get_local_rank(), mesh["sp"].size()
     own = DataLoader(WholeRows(path, length), batch_size=None, sampler=range(rank, MICROBATCHES, size))
-    adapter = UlyssesSPDataLoaderAdapter(own, rank, group, size, device)
+    adapter = UlyssesSPDataLoaderAdapter(own, rank, group, size, device or own_device(mesh))
+    if device is None:
+        return iter(adapter)
     return ({name: value.to(device) for name, value in batch.items()} for batch in adapter)
 
 
@@ -108,7 +119,7 @@ def main() -> None:
     device = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if on_gpu else torch.device("cpu")
     if on_gpu:
         torch.cuda.set_device(device)
-    dist.init_process_group("nccl" if on_gpu else "gloo")
+    dist.init_process_group("nccl" if on_gpu else "gloo", device_id=device if on_gpu else None)
     mesh = init_device_mesh(device.type, (1, dist.get_world_size()), mesh_dim_names=("dp", "sp"))
     results = []
     with tempfile.TemporaryDirectory() as folder:
@@ -117,10 +128,11 @@ def main() -> None:
         np.save(path, tokens)
         for length in LENGTHS:
             result: dict[str, Any] = {"row_length": length, "sp": mesh["sp"].size()}
-            for name, make in (("planned", planned), ("gathered", gathered)):
-                batches = make(path, length, mesh, device)
-                if batches is not None:
-                    result[f"{name}_us"] = microseconds(batches, mesh["sp"].size(), device)
+            for where, to in (("host", None), ("device", device)):
+                for name, make in (("planned", planned), ("gathered", gathered)):
+                    batches = make(path, length, mesh, to)
+                    if batches is not None:
+                        result[f"{name}_{where}_us"] = microseconds(batches, mesh["sp"].size(), device)
             results.append(result)
     if dist.get_rank() == 0:
         options.out.write_text(json.dumps(results, indent=1) + "\n")
