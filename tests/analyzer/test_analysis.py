@@ -10,6 +10,7 @@ import textwrap
 from pathlib import Path
 
 import numpy as np
+import psutil
 import pyarrow as pa
 import pyarrow.feather as feather
 import pyarrow.parquet as pq
@@ -26,6 +27,7 @@ from packer.errors import (
     TargetBusyError,
     TargetExistsError,
     TargetWriteError,
+    WorkerLostError,
 )
 from packer.metrics import open_metrics, write_items
 from packer.publish import published_directory
@@ -422,6 +424,20 @@ def test_a_kill_leaves_no_target_and_the_next_run_succeeds(tmp_path, lists, wher
     assert result.num_units_reused == reused
     assert open_metrics(tmp_path / "m").metric("seqlen").tolist() == SEQLENS
     assert sorted(p.name for p in tmp_path.iterdir()) == ["data.parquet", "m", "run.py"]
+
+
+def test_a_killed_worker_costs_no_finished_unit(tmp_path, lists):
+    def kill_workers(progress):
+        if progress.num_rows == 15:
+            for child in psutil.Process().children(recursive=True):
+                if "spawn_main" in " ".join(child.cmdline()):
+                    child.kill()
+
+    options = {"out": tmp_path / "m", "tokens_column": "input_ids"}
+    with pytest.raises(WorkerLostError, match="finished units are kept, run again"):
+        packer.analyze(lists, workers=2, progress=kill_workers, **options)
+    assert packer.analyze(lists, workers=2, **options).num_units_reused >= 3
+    assert open_metrics(tmp_path / "m").metric("seqlen").tolist() == SEQLENS
 
 
 def test_a_target_beside_a_published_one_is_found_in_the_folder_made_for_it(tmp_path, lists):
