@@ -197,7 +197,8 @@ def require_divisible(
         return
     multiple = math.lcm(config.get("sp_size") or 1, config.get("pad_multiple") or 1)
     # Samples end to end, each a multiple of the row's own: the row is a multiple of theirs.
-    multiple = segment if segment % multiple == 0 else multiple
+    if segment % multiple == 0 and not config.get("num_shapes"):
+        multiple = segment
     if multiple % parts:
         raise PlanError(
             _does_not_divide("the multiples that rows are padded to", multiple, sp_size, shard)

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor.experimental import _attention as torch_context_parallel
 
-from packer.errors import ConfigError, PlanError
+from packer.errors import ConfigError, PackerError, PlanError
+from packer.planner import PlanConfig, make_plan
 from packer.runtime.shard import RowLayout, even_edges, position_ids, rank_spans, require_divisible
 from tests.ranks import run_ranks
 
@@ -219,3 +220,38 @@ def test_even_edges(total, parts):
     shares = np.diff(even_edges(total, parts))
     assert shares.sum() == total
     assert shares.max() - shares.min() <= 1
+
+
+@given(
+    seqlens=st.lists(st.integers(1, 60), min_size=8, max_size=40),
+    layout=st.sampled_from(["padded", "packed"]),
+    options=st.fixed_dictionaries(
+        {},
+        optional={
+            "sp_size": st.sampled_from([1, 2, 3, 4]),
+            "pad_multiple": st.sampled_from([1, 2, 4, 6, 8]),
+            "pad_segments_to": st.sampled_from([1, 2, 4, 8]),
+            "fixed_seqlen": st.sampled_from([96, 100, 128]),
+            "num_shapes": st.sampled_from([1, 2]),
+            "same_seqlen": st.booleans(),
+        },
+    ),
+    size=st.sampled_from([2, 3, 4]),
+    shard=st.sampled_from(["contiguous", *ZIGZAGS]),
+)
+def test_no_row_of_a_plan_that_is_taken_fails_to_divide(seqlens, layout, options, size, shard):
+    try:
+        plan = make_plan(seqlens, PlanConfig(max_tokens=128, layout=layout, remainder="keep", **options))
+        require_divisible(plan.config, size, shard)
+    except PackerError:
+        return
+    epoch = plan.epoch(0)
+    for planned in map(epoch.microbatch, range(epoch.num_microbatches)):
+        if layout == "packed":
+            rows = RowLayout.packed(
+                planned.seqlens, planned.padded_seqlen, plan.config.get("pad_segments_to") or 1
+            )
+        else:
+            rows = RowLayout.padded(planned.seqlens, planned.padded_seqlen)
+        held = [positions(rows, rank, size, shard) for rank in range(size)]
+        assert {len(of_rank) for of_rank in held} == {planned.padded_seqlen // size}
