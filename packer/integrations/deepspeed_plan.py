@@ -223,14 +223,7 @@ def _kept_plan(processes: Together, metrics: Metrics, config: PlanConfig) -> Pla
         from packer.planner import make_plan  # with its kernels: on the one process that plans
 
         if not (out / "plan.json").is_file():
-            make_plan(
-                metrics.metric(SEQLEN),
-                config,
-                out=out,
-                metrics_fingerprint=metrics.fingerprint,
-                sources=metrics.sources,
-                definition=metrics.definition,
-            )
+            make_plan(metrics, config, out=out)
 
     try:
         _make_where_missing(processes, make, lambda: (out / "plan.json").is_file())

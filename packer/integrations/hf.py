@@ -97,7 +97,8 @@ class PlanTrainerMixin(_Mixed):
         self._counts_loss_tokens = _counts_loss_tokens(self.plan, self.train_dataset)
         self._leave_slices_alone()
         self._playing = _PlanCallback(self)
-        self.add_callback(self._playing)
+        # Before all others, which then see the plan's epochs and the rates that the optimizer is given.
+        self.callback_handler.callbacks.insert(0, self._playing)
 
     def _leave_slices_alone(self) -> None:
         """Keep accelerate from gathering and cutting rows that are cut already."""

@@ -2,6 +2,7 @@
 
 import json
 import os
+import socket
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,8 @@ POSITION_FILE = "packer_position.json"
 
 def write_position(checkpoint: Path, position: Mapping[str, Any]) -> None:
     """Write a loader's state into a checkpoint; a reader sees the whole of it or nothing."""
-    partial = checkpoint / f".{POSITION_FILE}.partial"
+    # A name of its own: one process a node may write, onto one disk.
+    partial = checkpoint / f".{POSITION_FILE}.{socket.gethostname()}.{os.getpid()}"
     with partial.open("w", encoding="utf-8") as stream:
         json.dump(position, stream)
         stream.flush()

@@ -1,0 +1,377 @@
+"""Hugging Face's Trainer on a plan; one function a test."""
+
+import contextlib
+import itertools
+import json
+import os
+import sys
+from typing import Any
+
+if sys.argv[1].startswith("deepspeed"):
+    os.environ |= {"ACCELERATE_TORCH_DEVICE": "cpu", "ACCELERATE_USE_DEEPSPEED": "true"}
+
+import torch
+import torch.nn.functional as F  # noqa: N812
+from accelerate import ParallelismConfig
+from accelerate.utils import DeepSpeedSequenceParallelConfig
+from transformers import TrainerCallback, TrainingArguments, get_scheduler
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+from packer.errors import PackerError
+from packer.integrations.hf import PlanTrainer
+from tests.integrations import tiny
+from tests.integrations.processes import report
+
+
+class Record(TrainerCallback):
+    """Rates that the optimizer which really steps is given, and the samples of each step."""
+
+    def __init__(self) -> None:
+        self.rates: list[float] = []
+        self.samples: list[list[int]] = []
+        self.trainer: Any = None
+        self.handle: Any = None
+
+    def on_train_begin(self, args, state, control, **kwargs):
+        inner = kwargs["optimizer"]
+        while hasattr(inner, "optimizer"):
+            inner = inner.optimizer
+        self.handle = inner.register_step_pre_hook(self.note)
+
+    def note(self, optimizer, args, kwargs):
+        if len(self.rates) == len(self.samples):  # ZeRO updates its groups one after the other
+            self.rates.append(float(optimizer.param_groups[0]["lr"]))
+
+    def on_step_end(self, args, state, control, **kwargs):
+        step = self.trainer._step.info
+        self.samples.append([step.epoch, step.index])
+
+
+def make_trainer(folder: str, data, plan, *, model=None, record=None, **options: Any):
+    defaults = {
+        "gradient_accumulation_steps": 2,
+        "per_device_train_batch_size": 1,
+        "per_device_eval_batch_size": 1,
+        "logging_steps": 1,
+        "report_to": [],
+        "use_cpu": "deepspeed" not in options,
+        "save_strategy": "no",
+        "optim": "sgd",
+        "learning_rate": 1.0,
+        "lr_scheduler_type": "constant",
+        "max_grad_norm": 0.0,
+        "disable_tqdm": True,
+        "seed": 1,
+    }
+    eval_dataset = options.pop("eval_dataset", None)
+    args = TrainingArguments(output_dir=folder, **defaults | options)
+    trainer = PlanTrainer(
+        plan=plan,
+        model=model or tiny.decoder(),
+        args=args,
+        train_dataset=data,
+        eval_dataset=eval_dataset,
+        data_collator=None if eval_dataset is None else collate_for_evaluation,
+        callbacks=[record] if record else None,
+    )
+    if record:
+        record.trainer = trainer
+    return trainer
+
+
+def collate_for_evaluation(samples):
+    (sample,) = samples
+    ids = torch.as_tensor(sample["input_ids"], dtype=torch.int64)[None]
+    return {"input_ids": ids, "labels": ids}
+
+
+def one_step(folder: str, data, plan, *, attention: str = "sdpa", **options: Any) -> dict[str, float]:
+    """Make one update at rate 1 and compare what it changed with the gradient worked out by hand."""
+    # First of all, since Ulysses takes the place of an attention function in the whole process.
+    loss, gradient = tiny.step_gradient(data, tiny.step_samples(plan))
+    gradient *= plan.epoch(0).step(0).lr_scale
+    model = tiny.decoder()
+    model.config._attn_implementation = attention
+    before = tiny.weights(model)
+    trainer = make_trainer(folder, data, plan, model=model, max_steps=1, **options)
+    trainer.train()
+    with gathered(model):
+        change = before - tiny.weights(model)
+    return {
+        "error": float((change - gradient).abs().max() / gradient.abs().max()),
+        "loss": trainer.state.log_history[0]["loss"],
+        "expected_loss": loss,
+        "rate": trainer.state.log_history[0]["learning_rate"],
+        "lr_scale": plan.epoch(0).step(0).lr_scale,
+    }
+
+
+def gathered(model):
+    import deepspeed
+
+    return deepspeed.zero.GatheredParameters(list(model.parameters()))
+
+
+def gradients(folder: str) -> dict[str, Any]:
+    """One step's gradient: both layouts, labels with prompts counted by the plan and counted on the way."""
+    plain, prompts = tiny.Tokens(), tiny.Tokens(prompts=True)
+    return {
+        "padded": one_step(folder, plain, tiny.plan(plain)),
+        "packed": one_step(folder, plain, tiny.plan(plain, layout="packed")),
+        "planned labels": one_step(folder, prompts, tiny.plan(prompts, loss_tokens=True)),
+        "counted labels": one_step(folder, prompts, tiny.plan(prompts, layout="packed")),
+        "cut labels": one_step(
+            folder,
+            plain,
+            tiny.plan(plain, layout="packed", too_long="truncate", max_seqlen=12, remainder="keep"),
+        ),
+        "workers": one_step(folder, plain, tiny.plan(plain), dataloader_num_workers=1),
+        "smoothed": one_step(folder, plain, tiny.plan(plain), label_smoothing_factor=1e-12),
+    }
+
+
+def schedules(folder: str) -> dict[str, Any]:
+    """The factor under several schedules, over two epochs, with evaluation at each epoch's end."""
+    data = tiny.Tokens()
+    plan = tiny.plan(data, epochs=2)
+    scales = [
+        plan.epoch(epoch).step(step).lr_scale
+        for epoch in range(2)
+        for step in range(plan.epoch(epoch).num_steps)
+    ]
+    found = {}
+    for name in ("linear", "cosine", "constant_with_warmup", "polynomial", "reduce_lr_on_plateau"):
+        record = Record()
+        trainer = make_trainer(
+            folder,
+            data,
+            plan,
+            record=record,
+            lr_scheduler_type=name,
+            learning_rate=0.1,
+            warmup_steps=2,
+            eval_strategy="epoch",
+            eval_dataset=torch.utils.data.Subset(data, range(4)),
+        )
+        trainer.train()
+        probe = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.1)
+        schedule = get_scheduler(name, probe, num_warmup_steps=2, num_training_steps=len(scales))
+        base = []
+        for _ in scales:
+            base.append(probe.param_groups[0]["lr"])
+            probe.step()
+            if name != "reduce_lr_on_plateau":
+                schedule.step()
+        history = trainer.state.log_history
+        found[name] = {
+            "rates": record.rates,
+            "logged": [entry["learning_rate"] for entry in history if "learning_rate" in entry],
+            "expected": [rate * scale for rate, scale in zip(base, scales, strict=True)],
+            "epochs": [entry["epoch"] for entry in history if "learning_rate" in entry],
+            "evaluated": [entry["epoch"] for entry in history if "eval_loss" in entry],
+        }
+    return found
+
+
+def resume(folder: str, zero: str = "") -> dict[str, Any]:
+    """Broken off in the second epoch and taken up again, twice; and refused with another plan."""
+    data = tiny.Tokens(80)
+    plan = tiny.plan(data, epochs=2)
+    num_steps = plan.epoch(0).num_steps + plan.epoch(1).num_steps
+    options: dict[str, Any] = {"optim": "adamw_torch", "learning_rate": 1e-2, "lr_scheduler_type": "cosine"}
+    if zero:
+        options["deepspeed"] = deepspeed_config(int(zero))
+    runs = {}
+    for name, checkpoint, last in [("whole", None, None), ("first", 3, 6), ("second", 6, None)]:
+        record = Record()
+        model = tiny.decoder()
+        own = f"{folder}/whole" if name == "whole" else f"{folder}/broken"
+        trainer = make_trainer(
+            own if name == "whole" else f"{folder}/broken",
+            data,
+            plan,
+            model=model,
+            record=record,
+            save_strategy="steps",
+            save_steps=3,
+            **options,
+        )
+        if last:
+            trainer.add_callback(StopAt(last))
+        where = (
+            None
+            if checkpoint is None
+            else f"{folder}/{'whole' if name == 'first' else 'broken'}/checkpoint-{checkpoint}"
+        )
+        trainer.train(resume_from_checkpoint=where)
+        with gathered(model):
+            runs[name] = {
+                "samples": record.samples,
+                "rates": record.rates,
+                "weights": tiny.weights(model).tolist(),
+            }
+    refused = {}
+    for reason, other, where in [
+        ("other plan", tiny.plan(data, epochs=2, seed=9), f"{folder}/whole/checkpoint-3"),
+        ("no position", plan, folder),
+    ]:
+        try:
+            make_trainer(f"{folder}/other", data, other, **options).train(resume_from_checkpoint=where)
+        except PackerError as error:
+            refused[reason] = f"{type(error).__name__}: {error}"
+    return {"runs": runs, "steps": num_steps, "refused": refused}
+
+
+class StopAt(TrainerCallback):
+    def __init__(self, step: int) -> None:
+        self.step = step
+
+    def on_step_end(self, args, state, control, **kwargs):
+        control.should_training_stop |= state.global_step >= self.step
+
+
+def deepspeed_config(stage: int, **extra: Any) -> dict[str, Any]:
+    return {
+        "train_micro_batch_size_per_gpu": 1,
+        "gradient_accumulation_steps": "auto",
+        "gradient_clipping": "auto",
+        "zero_optimization": {"stage": stage} | extra.pop("zero", {}),
+        "zero_allow_untested_optimizer": True,
+        "zero_force_ds_cpu_optimizer": False,
+    } | extra
+
+
+def deepspeed_gradients(folder: str) -> dict[str, Any]:
+    """One step's gradient on every ZeRO stage; a schedule from DeepSpeed's configuration under the factor."""
+    data = tiny.Tokens()
+    plan = tiny.plan(data, layout="packed")
+    found: dict[str, Any] = {
+        f"zero {stage}": one_step(folder, data, plan, deepspeed=deepspeed_config(stage)) for stage in range(4)
+    }
+    scattered = deepspeed_config(3, zero={"reduce_scatter": False})
+    found["zero 3, no reduce-scatter"] = one_step(folder, data, plan, deepspeed=scattered)
+    return found | {"config schedule": _configured_schedule(folder)}
+
+
+def _configured_schedule(folder: str) -> dict[str, Any]:
+    """A schedule that DeepSpeed makes of its configuration, and steps within the engine."""
+    from deepspeed.runtime.lr_schedules import WarmupLR
+
+    data = tiny.Tokens(120)
+    plan = tiny.plan(data)
+    warmup = {"warmup_min_lr": "auto", "warmup_max_lr": "auto", "warmup_num_steps": "auto"}
+    config = deepspeed_config(1, scheduler={"type": "WarmupLR", "params": warmup})
+    record = Record()
+    options = {"learning_rate": 0.1, "warmup_steps": 4, "deepspeed": config}
+    make_trainer(folder, data, plan, record=record, **options).train()
+    probe = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.1)
+    schedule = WarmupLR(probe, warmup_min_lr=0, warmup_max_lr=0.1, warmup_num_steps=4)
+    expected = []
+    for step in range(plan.epoch(0).num_steps):
+        expected.append(probe.param_groups[0]["lr"] * plan.epoch(0).step(step).lr_scale)
+        schedule.step()
+    return {"rates": record.rates, "expected": expected}
+
+
+def deepspeed_resume(folder: str) -> dict[str, Any]:
+    return resume(folder, "2")
+
+
+def ulysses_options(stage: int, attention: str = "sdpa") -> dict[str, Any]:
+    handler = DeepSpeedSequenceParallelConfig(
+        sp_seq_length_is_variable=True, sp_attn_implementation=attention
+    )
+    parallel = ParallelismConfig(sp_backend="deepspeed", sp_size=2, dp_replicate_size=1, sp_handler=handler)
+    return {
+        "parallelism_config": parallel,
+        "deepspeed": deepspeed_config(stage),
+        "gradient_accumulation_steps": 4,
+    }
+
+
+def deepspeed_ulysses(folder: str, *stages: str) -> dict[str, Any]:
+    """Two ranks that share every row: one step's gradient."""
+    data = tiny.Tokens(prompts=True)
+    plan = tiny.plan(data, loss_tokens=True, max_samples=1, sp_size=2)
+    found = {}
+    for stage in stages:
+        with _ulysses_left_behind():
+            found[f"zero {stage}"] = one_step(folder, data, plan, **ulysses_options(int(stage)))
+    packed = tiny.plan(data, loss_tokens=True, layout="packed", sp_size=2)
+    ALL_ATTENTION_FUNCTIONS["flash_attention_2"] = attention_by_segments
+    with _ulysses_left_behind():
+        options = ulysses_options(1, "flash_attention_2")
+        found["packed"] = one_step(folder, data, packed, attention="flash_attention_2", **options)
+    return found
+
+
+def attention_by_segments(module, query, key, value, attention_mask, *, cu_seq_lens_q, **kwargs):
+    """What FlashAttention computes of a packed row, from the edges that it is told: it runs on no CPU."""
+    outputs = []
+    for first, last in itertools.pairwise(cu_seq_lens_q.tolist()):
+        segment = [x[:, :, first:last] for x in (query, key, value)]
+        outputs.append(F.scaled_dot_product_attention(*segment, is_causal=True, enable_gqa=True))
+    return torch.cat(outputs, dim=2).transpose(1, 2), None
+
+
+@contextlib.contextmanager
+def _ulysses_left_behind():
+    """Take back what Ulysses sets up for the whole process, so that the next engine can set it up anew."""
+    from deepspeed.runtime.sequence_parallel import parallel_state_sp
+
+    attention = ALL_ATTENTION_FUNCTIONS["sdpa"]
+    yield
+    ALL_ATTENTION_FUNCTIONS["sdpa"] = attention
+    for name in vars(parallel_state_sp):
+        if name.startswith("_") and name.isupper():
+            setattr(parallel_state_sp, name, None)
+
+
+def deepspeed_refusals(folder: str) -> dict[str, str]:
+    """What would let samples see each other, or lacks its mask, is refused by name before the first step."""
+    data = tiny.Tokens()
+    packed = tiny.plan(data, layout="packed", sp_size=2)
+    several = tiny.plan(data, sp_size=2)
+    refused = {}
+    for reason, plan, attention in [
+        ("eager", packed, "eager"),
+        ("sdpa", packed, "sdpa"),
+        ("rows", several, "sdpa"),
+    ]:
+        options = ulysses_options(1)
+        try:
+            make_trainer(folder, data, plan, model=tiny.decoder(attention), **options)
+        except PackerError as error:
+            refused[reason] = f"{type(error).__name__}: {error}"
+    return refused
+
+
+def refusals(folder: str) -> dict[str, str]:
+    """Arguments that contradict the plan, each by name and with a cure."""
+    data = tiny.Tokens()
+    plan = tiny.plan(data, epochs=2)
+    refused = {}
+    for reason, options in {
+        "max_steps": {"max_steps": 1000},
+        "num_train_epochs": {"num_train_epochs": 5},
+        "gradient_accumulation_steps": {"gradient_accumulation_steps": 3},
+        "auto_find_batch_size": {"auto_find_batch_size": True},
+    }.items():
+        try:
+            make_trainer(folder, data, plan, **{"gradient_accumulation_steps": 4} | options)
+        except PackerError as error:
+            refused[reason] = f"{type(error).__name__}: {error}"
+    return refused
+
+
+if __name__ == "__main__":
+    if sys.argv[1].startswith("deepspeed"):
+        import deepspeed
+
+        # Or the first start compiles a kernel for a minute.
+        deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+    result = globals()[sys.argv[1]](*sys.argv[2:])
+    report(json.loads(json.dumps(result)))
+    if torch.distributed.is_initialized():
+        torch.distributed.barrier()
+        torch.distributed.destroy_process_group()
