@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from packer.metrics import Metrics, open_metrics
+from packer.metrics import open_metrics
 from packer.plan import Plan
 from packer.planner import PlanConfig, make_plan
 from packer.report import summarize, summary_lines
@@ -250,24 +250,9 @@ def plan(metrics: Path, out: Path, overwrite: bool, as_json: bool, pipeline: boo
     opened = open_metrics(metrics)
     start = time.perf_counter()
     with Bar(f"planning {opened.num_samples:,} samples"):
-        made = _plan_metrics(opened, config, out, overwrite)
+        made = make_plan(opened, config, out=out, overwrite=overwrite)
     seconds = time.perf_counter() - start
     click.echo(_for_machines(made, out, seconds) if as_json else _for_people(made, metrics, out, seconds))
-
-
-def _plan_metrics(metrics: Metrics, config: PlanConfig, out: Path, overwrite: bool) -> Plan:
-    main = "seqlen" if "seqlen" in metrics.names else next(iter(config.budgets))
-    return make_plan(
-        metrics.metric(main),
-        config,
-        loss_tokens=metrics.metric("loss_tokens") if "loss_tokens" in metrics.names else None,
-        metrics={name: metrics.metric(name) for name in metrics.names},
-        out=out,
-        overwrite=overwrite,
-        metrics_fingerprint=metrics.fingerprint,
-        sources=metrics.sources,
-        definition=metrics.definition,
-    )
 
 
 def _for_people(made: Plan, metrics: Path, out: Path, seconds: float) -> str:

@@ -1,13 +1,14 @@
 """From sequence lengths and a configuration to a plan, on disk or in memory."""
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from packer.errors import ConfigError, MetricsError
+from packer.metrics import Metrics
 from packer.plan.facts import PlanFacts
 from packer.plan.reader import Plan
 from packer.plan.writer import plan_in_memory, write_plan
@@ -16,31 +17,30 @@ from packer.planner.curriculum import parse_curriculum
 from packer.planner.epochs import EpochPlanner
 from packer.planner.pieces import Pieces, choose_pieces
 
+SEQLEN = "seqlen"
+LOSS_TOKENS = "loss_tokens"
+
 
 def make_plan(
-    seqlens: ArrayLike,
+    seqlens: ArrayLike | Metrics,
     config: PlanConfig,
     *,
     loss_tokens: ArrayLike | None = None,
     metrics: Mapping[str, ArrayLike] | None = None,
     out: str | os.PathLike[str] | None = None,
     overwrite: bool = False,
-    metrics_fingerprint: str | None = None,
-    sources: Sequence[Mapping[str, Any]] | None = None,
-    definition: Mapping[str, Any] | None = None,
 ) -> Plan:
     """Decide which samples every rank sees in every micro-batch of every step.
 
     Args:
-        seqlens: (N,) tokens of every sample, integers; a memory map is read in place.
+        seqlens: (N,) tokens of every sample, integers; a memory map is read in place. Or what
+            ``open_metrics`` gave: it brings the loss tokens and further metrics, and the plan names it, so
+            that the loader can tell another data set from the one that was measured.
         config: the options.
         loss_tokens: (N,) tokens of every sample that the loss counts. Default: all but each sample's first.
         metrics: further metrics by name, (N,) each, for budgets or a curriculum on them.
         out: the directory to publish. Default: the plan stays in memory, ``Plan.save`` writes it.
         overwrite: replace a plan that is there.
-        metrics_fingerprint: of the metrics directory that the lengths come from.
-        sources: identities of its sources.
-        definition: how the lengths were measured.
 
     Raises:
         ConfigError: options that have no meaning together, or with these lengths.
@@ -49,16 +49,24 @@ def make_plan(
         MetricsError: lengths that are not integers from 0, or arrays that do not belong together.
         TargetExistsError, TargetBusyError, TargetWriteError: see ``published_directory``.
     """
-    lengths = _integers("seqlen", seqlens, None)
+    measured = None
+    if isinstance(seqlens, Metrics):
+        measured = seqlens
+        # Several budgets may go without a metric named seqlen: then the first of them leads.
+        seqlens = measured.metric(SEQLEN if SEQLEN in measured.names else next(iter(config.budgets)))
+        metrics = {name: measured.metric(name) for name in measured.names} | dict(metrics or {})
+        if loss_tokens is None:
+            loss_tokens = metrics.get(LOSS_TOKENS)
+    lengths = _integers(SEQLEN, seqlens, None)
     known = {
         name: _integers(name, values, len(lengths))
         for name, values in (metrics or {}).items()
-        if name != "seqlen"
+        if name != SEQLEN
     }
-    loss = None if loss_tokens is None else _integers("loss_tokens", loss_tokens, len(lengths))
+    loss = None if loss_tokens is None else _integers(LOSS_TOKENS, loss_tokens, len(lengths))
     for name in sorted(config.further_metrics - set(known)):
         option = "--max-tokens" if name in config.budgets else "--curriculum"
-        have = ", ".join(["seqlen", *known])
+        have = ", ".join([SEQLEN, *known])
         raise ConfigError(f"{option} names the metric {name}, but there are only {have}; analyze it as well")
     pieces, dropped = choose_pieces(lengths, config, known)
     planner = EpochPlanner(
@@ -69,9 +77,9 @@ def make_plan(
         config=config.to_json(),
         num_samples=len(lengths),
         num_tokens=int(lengths.sum(dtype=np.int64)),
-        metrics_fingerprint=metrics_fingerprint,
-        sources=sources,
-        definition=definition,
+        metrics_fingerprint=measured.fingerprint if measured else None,
+        sources=measured.sources if measured else None,
+        definition=measured.definition if measured else None,
         lr_base=lr_base,
         loss_tokens=_loss_definition(loss is not None, pieces.starts is not None),
     )
@@ -89,7 +97,7 @@ def _admissions(
     admissions = np.zeros(len(pieces), np.int64)
     for schedule in parse_curriculum(config.curriculum):
         values = pieces.seqlens
-        if schedule.metric != "seqlen":
+        if schedule.metric != SEQLEN:
             known = metrics[schedule.metric]
             values = known if pieces.ids is None else known[pieces.ids]
         admissions = np.maximum(admissions, schedule.admissions(values))

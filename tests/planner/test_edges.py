@@ -1,9 +1,13 @@
 """Sizes around every boundary, data that leaves nothing to plan, ids beyond 32 bits."""
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
+from packer.analyzer import analyze
 from packer.errors import ConfigError, EmptyPlanError, MetricsError, PlanError, SampleTooLongError
+from packer.metrics import open_metrics
 from packer.plan.epoch import DROP_REASONS
 from packer.planner import PlanConfig, make_plan
 from packer.planner.draft import lay_out
@@ -233,3 +237,22 @@ def test_a_plan_does_not_depend_on_threads(monkeypatch):
             monkeypatch.setattr("packer.planner.threads.MIN_CHUNK", 1)
             hashes.add(make_plan(lengths, PlanConfig(max_tokens=1000, **options)).fingerprint)
         assert len(hashes) == 1
+
+
+def test_a_plan_of_a_metrics_directory_takes_all_that_the_directory_knows(tmp_path) -> None:
+    seqlens = (5, 3, 8, 2)
+    columns = {"input_ids": [[1] * n for n in seqlens], "labels": [[-100] * (n - 1) + [1] for n in seqlens]}
+    pq.write_table(pa.table(columns), tmp_path / "data.parquet")
+    analyze(
+        tmp_path / "data.parquet",
+        out=tmp_path / "metrics",
+        tokens_column="input_ids",
+        labels_column="labels",
+    )
+    metrics = open_metrics(tmp_path / "metrics")
+    plan = make_plan(metrics, PlanConfig(max_tokens=16), out=tmp_path / "plan")
+    assert plan.header["metrics_fingerprint"] == metrics.fingerprint
+    assert plan.header["sources"] == metrics.sources
+    assert plan.header["loss_tokens"] == "labels"
+    epoch = plan.epoch(0)
+    assert sum(epoch.step(index).num_loss_tokens or 0 for index in range(epoch.num_steps)) == 4
