@@ -11,6 +11,7 @@ from packer.errors import SourceError
 
 BLOCK_BYTES = 4 << 20
 MAX_LINE_BYTES = 1 << 30
+_HELD_BYTES = 1 << 20
 _NEWLINE = 0x0A
 _BLANK = np.frombuffer(b" \t\r\n", np.uint8)
 
@@ -48,7 +49,12 @@ def spooled(blocks: Iterable[bytes]) -> tuple[NDArray[np.uint8], LineIndex]:
 def _mapped(file: BinaryIO, dtype: np.dtype[Any]) -> NDArray[Any]:
     file.flush()
     size = file.tell()
-    return np.memmap(file, dtype, "r", shape=size // dtype.itemsize) if size else np.zeros(0, dtype)
+    if (
+        size <= _HELD_BYTES
+    ):  # a map needs a file descriptor, of which thousands of small files would need too many
+        file.seek(0)
+        return np.frombuffer(file.read(), dtype)
+    return np.memmap(file, dtype, "r", shape=size // dtype.itemsize)
 
 
 def _line_bounds(blocks: Iterable[bytes]) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int64]]]:

@@ -98,11 +98,7 @@ class Location:
                 root = fs._strip_protocol(path).rstrip("/")
                 found = [file[len(root) :].lstrip("/") for file in fs.find(root)]
             else:
-                found = [
-                    os.path.relpath(os.path.join(folder, name), self.path)
-                    for folder, _, names in os.walk(self.path)
-                    for name in names
-                ]
+                found = [os.path.relpath(path, self.path) for path in _walk_local(self.path)]
         for relative in found:
             if not any(part[0] in "._" for part in relative.split("/")):
                 yield Location(f"{self.path.rstrip('/')}/{relative}")
@@ -133,6 +129,20 @@ def from_user(path: str | os.PathLike[str]) -> Location:
     if text.startswith("file://"):
         text = text.removeprefix("file://")
     return Location(text)
+
+
+def _walk_local(root: str) -> Iterator[str]:
+    """Yield every file below a folder; linked folders are entered, each once."""
+    entered = {os.path.realpath(root)}
+
+    def raise_it(error: OSError) -> None:
+        raise error
+
+    for folder, subfolders, names in os.walk(root, followlinks=True, onerror=raise_it):
+        yield from (os.path.join(folder, name) for name in names)
+        real = {name: os.path.realpath(os.path.join(folder, name)) for name in subfolders}
+        subfolders[:] = [name for name in subfolders if real[name] not in entered]
+        entered.update(real.values())
 
 
 def edge_hash(location: Location, size: int) -> str:
@@ -175,9 +185,7 @@ def reading(
     place = f"{location.path}, {where}" if where else location.path
     try:
         yield
-    except (PackerError, NotImplementedError) as error:
-        if isinstance(error, pa.ArrowException):
-            raise SourceError(f"{place}: not supported by Arrow ({_first_line(error)}); {cure}") from error
+    except PackerError:
         raise
     except FileNotFoundError as error:
         raise SourceError(f"{place}: no such file or directory; check the path") from error
@@ -185,8 +193,14 @@ def reading(
         raise SourceError(f"{place}: permission denied; make it readable for this user") from error
     except MemoryError as error:
         raise SourceError(f"{place}: needs more memory than there is; {cure}") from error
-    except (OSError, EOFError, pa.ArrowException, ValueError, OverflowError) as error:
+    except Exception as error:
+        # A file system of fsspec raises what its client raises; here, only what damaged data cause is meant.
+        if not (location.is_remote or isinstance(error, _DATA_ERRORS)):
+            raise
         raise SourceError(f"{place}: cannot be read ({_first_line(error)}); {cure}") from error
+
+
+_DATA_ERRORS = (OSError, EOFError, pa.ArrowException, ValueError, OverflowError)
 
 
 def _first_line(error: BaseException) -> str:

@@ -60,11 +60,13 @@ def _open_path(location: Location) -> list[Part]:
     matches = location.expanded() if any(sign in location.path for sign in "*?[") else []
     if not matches:
         raise SourceError(f"{location.path}: no such file or directory; check the path")
-    indexes = {match.path for match in matches if match.name.endswith(".idx")}
+    named = {match.path.rstrip("/") for match in matches}
+    folders = {path.rsplit("/", 1)[0] for path in named}
     return [
         part
         for match in sorted(matches, key=lambda match: natural_key(match.path))
-        if not (match.name.endswith(".bin") and match.sibling(".idx").path in indexes)  # one pair, one part
+        if match.path.rstrip("/") not in folders  # its files are matches themselves
+        and not (match.name.endswith(".bin") and match.sibling(".idx").path in named)  # one pair, one part
         for part in _open_path(match)
     ]
 

@@ -32,6 +32,23 @@ def test_a_folder_and_a_pattern_are_in_natural_order(tmp_path):
     assert names_of(open_source(f"{tmp_path}/**/s-*.parquet"), tmp_path) == ordered
 
 
+def test_a_pattern_that_matches_a_folder_and_its_files_opens_each_once(tmp_path):
+    write_shards(tmp_path, ["a/b/1.parquet", "a/2.parquet", "3.parquet"])
+    for pattern in ("**", "**/*", "*"):
+        assert names_of(open_source(f"{tmp_path}/{pattern}"), tmp_path) == [
+            "3.parquet",
+            "a/2.parquet",
+            "a/b/1.parquet",
+        ]
+
+
+def test_linked_folders_are_entered_once(tmp_path):
+    write_shards(tmp_path, ["data/1.parquet", "elsewhere/2.parquet"])
+    (tmp_path / "data" / "more").symlink_to(tmp_path / "elsewhere")
+    (tmp_path / "elsewhere" / "back").symlink_to(tmp_path / "data")
+    assert names_of(open_source(tmp_path / "data"), tmp_path) == ["data/1.parquet", "data/more/2.parquet"]
+
+
 def test_a_list_keeps_its_order(tmp_path):
     write_shards(tmp_path, ["a.parquet", "b.parquet"])
     assert names_of(open_source([tmp_path / "b.parquet", tmp_path / "a.parquet"]), tmp_path) == [
