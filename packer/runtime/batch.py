@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -12,7 +12,7 @@ from packer.errors import PlanError
 from packer.plan import StepRow
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(kw_only=True, slots=True)  # one is made for each step, and freezing doubles what that costs
 class StepInfo:
     """One optimizer update, as planned: all ranks, all micro-batches, fillers left out."""
 
@@ -64,8 +64,7 @@ class StepInfo:
         return self.planned_loss_tokens
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class BatchInfo:
+class BatchInfo(NamedTuple):
     """One rank's micro-batch, as planned."""
 
     accum: int

@@ -1,5 +1,6 @@
 """Samples to tensors: one sample a row, or all of them end to end in one row."""
 
+import itertools
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -68,59 +69,69 @@ class Collator:
 
     def __call__(self, samples: Sequence[Sample], shape: PlannedShape) -> Collated:
         """Collate samples that are, after any cut, as long as planned."""
-        seqlens = shape.seqlens.tolist()
-        aligned = self._aligned_fields(samples, seqlens)
+        aligned = self._aligned_fields(samples, shape)
         if self.pad_sample is not None:
             samples = [self.pad_sample(sample, shape.padded_seqlen) for sample in samples]
         place = _Packed(shape) if shape.layout == "packed" else _Padded(shape)
-        ids = place.fill(
-            [sample["input_ids"] for sample in samples], self.pad_values.get("input_ids", 0), np.int64
-        )
-        tensors: dict[str, Any] = {"input_ids": torch.from_numpy(ids)} | place.tensors()
-        labels, num_loss_tokens = self._labels(samples, seqlens, shape, place, ids)
-        tensors["labels"] = torch.from_numpy(labels)
+        # (3, B, S): in one piece, since glibc gives several large ones back to the kernel after every batch
+        ids, labels, positions = np.empty((3, *shape.size), np.int64)
+        place.fill(ids, [sample["input_ids"] for sample in samples], self.pad_values.get("input_ids", 0))
+        num_loss_tokens = self._make_labels(labels, samples, shape, place, ids)
+        place.count(positions)
+        tensors: dict[str, Any] = {
+            "input_ids": torch.from_numpy(ids),
+            "labels": torch.from_numpy(labels),
+            "position_ids": torch.from_numpy(positions),
+            **place.tensors(),
+        }
         for name in samples[0]:
             if name == "input_ids" or name in _MADE_HERE:
                 continue
             values = [sample[name] for sample in samples]
-            tensors[name] = (
-                _as_tensor(place.fill(values, self.pad_values.get(name, 0))) if name in aligned else values
-            )
+            if name in aligned:
+                out = _empty(shape.size, values[0])
+                place.fill(out, values, self.pad_values.get(name, 0))
+                tensors[name] = torch.as_tensor(out)
+            else:
+                tensors[name] = values
         return Collated(tensors, num_loss_tokens)
 
-    def _labels(
+    def _make_labels(
         self,
+        labels: NDArray[np.int64],
         samples: Sequence[Sample],
-        seqlens: list[int],
         shape: PlannedShape,
         place: "_Packed | _Padded",
         ids: NDArray[np.int64],
-    ) -> tuple[NDArray[np.int64], int]:
+    ) -> int:
+        """Write the labels and return how many of them count."""
         if shape.is_filler:
-            return np.full(ids.shape, IGNORE_INDEX, np.int64), 0
-        if "labels" in samples[0]:
-            labels = place.fill([sample["labels"] for sample in samples], IGNORE_INDEX, np.int64)
+            labels.fill(IGNORE_INDEX)
+            return 0
+        has_labels = "labels" in samples[0]
+        if has_labels:
+            place.fill(labels, [sample["labels"] for sample in samples], IGNORE_INDEX)
         else:
-            labels = ids.copy()
+            np.copyto(labels, ids)
         place.mask_padding(labels)
         if not self.labels_are_shifted:
             place.mask_starts(labels)
-        if "labels" in samples[0] or self.labels_are_shifted:
-            return labels, int(np.count_nonzero(labels != IGNORE_INDEX))
-        return labels, sum(seqlens) - len(seqlens)
+        if has_labels or self.labels_are_shifted:
+            return int(np.count_nonzero(labels != IGNORE_INDEX))
+        return sum(place.seqlens) - len(place.seqlens)
 
-    def _aligned_fields(self, samples: Sequence[Sample], seqlens: list[int]) -> Collection[str]:
+    def _aligned_fields(self, samples: Sequence[Sample], shape: PlannedShape) -> Collection[str]:
         if self.token_fields is not None:
             return self.token_fields
         first = samples[0]
-        if len(first) == 1 or first.keys() <= {"input_ids", *_MADE_HERE}:
+        if len(first) == 1:
             return ()
+        seqlens = shape.seqlens.tolist()
         return [
             name
             for name in first
-            if all(
-                num_values(sample[name]) == seqlen for sample, seqlen in zip(samples, seqlens, strict=True)
-            )
+            if name not in _MADE_HERE
+            and all(num_values(sample[name]) == n for sample, n in zip(samples, seqlens, strict=True))
         ]
 
 
@@ -128,30 +139,33 @@ class _Padded:
     """One sample a row, each row S long."""
 
     def __init__(self, shape: PlannedShape) -> None:
-        self._seqlens = shape.seqlens
+        self.seqlens: list[int] = shape.seqlens.tolist()
         self._size = shape.size
 
-    def fill(self, values: Sequence[Any], pad: float, dtype: Any = None) -> Any:
-        """Return ``(B, S, …)`` with the samples' values on the left and ``pad`` on the right."""
-        out = _full(self._size, values[0], pad, dtype)
+    def fill(self, out: Any, values: Sequence[Any], pad: float) -> None:
+        """Write the samples' values on the left of the rows ``(B, S, …)`` and ``pad`` on the right."""
         for row, value in zip(out, values, strict=True):
             row[: len(value)] = _as_like(value, out)
-        return out
+            row[len(value) :] = pad
+
+    def count(self, positions: NDArray[np.int64]) -> None:
+        """Write the positions of each row."""
+        positions[:] = _counted(self._size[1])
 
     def tensors(self) -> dict[str, Any]:
         """Return what tells real tokens from padding."""
-        # (B, 1) against (S,)
-        mask = np.arange(self._size[1]) < self._seqlens[:, None]
-        return {
-            "attention_mask": torch.from_numpy(mask.astype(np.int64)),
-            "position_ids": torch.arange(self._size[1]).repeat(self._size[0], 1),
-        }
+        mask = np.zeros(self._size, np.int64)
+        for row, seqlen in zip(mask, self.seqlens, strict=True):
+            row[:seqlen] = 1
+        return {"attention_mask": torch.from_numpy(mask)}
 
     def mask_padding(self, labels: NDArray[np.int64]) -> None:
-        for row, seqlen in zip(labels, self._seqlens.tolist(), strict=True):
+        """Set every label that belongs to no token to −100."""
+        for row, seqlen in zip(labels, self.seqlens, strict=True):
             row[seqlen:] = IGNORE_INDEX
 
     def mask_starts(self, labels: NDArray[np.int64]) -> None:
+        """Set the first label of every sample to −100."""
         labels[:, 0] = IGNORE_INDEX
 
 
@@ -159,57 +173,49 @@ class _Packed:
     """Samples end to end in one row of T, each on a multiple of ``pad_segments_to`` positions."""
 
     def __init__(self, shape: PlannedShape) -> None:
-        self._length = shape.padded_seqlen
-        self._seqlens = shape.seqlens.tolist()
         multiple = shape.pad_segments_to
-        self._dense = multiple == 1
-        segments = shape.seqlens if self._dense else -(-shape.seqlens // multiple) * multiple
+        self.seqlens: list[int] = shape.seqlens.tolist()
+        self._segments = (
+            self.seqlens if multiple == 1 else [-(-n // multiple) * multiple for n in self.seqlens]
+        )
+        self._is_dense = multiple == 1
         # (n + 1,): edges of the samples, each with its own padding
-        edges = np.zeros(len(segments) + 1, np.int32)
-        np.cumsum(segments, out=edges[1:])
-        self._starts = edges[:-1]
-        self._used = int(edges[-1])
-        self._segments = segments.tolist()
-        if self._used < self._length:  # the padding of the row is a sample of its own
-            edges = np.append(edges, np.int32(self._length))
-            self._segments.append(self._length - self._used)
-        self._edges = edges
+        self._edges = [0, *itertools.accumulate(self._segments)]
+        self._used = self._edges[-1]
+        rest = shape.padded_seqlen - self._used
+        self._segments_of_row = [*self._segments, rest] if rest else self._segments
+        self._longest = max(self._segments_of_row)
 
-    def fill(self, values: Sequence[Any], pad: float, dtype: Any = None) -> Any:
-        """Return ``(1, T, …)`` with the samples' values end to end and ``pad`` between and behind them."""
-        if self._dense and not (dtype is None and isinstance(values[0], torch.Tensor)):
-            parts = [np.asarray(value) for value in values]
-            out = np.empty((1, self._length, *parts[0].shape[1:]), dtype or parts[0].dtype)
-            np.concatenate(parts, out=out[0, : self._used])
-            out[0, self._used :] = pad
-            return out
-        out = _full((1, self._length), values[0], pad, dtype)
-        for start, value in zip(self._starts.tolist(), values, strict=True):
-            out[0, start : start + len(value)] = _as_like(value, out)
-        return out
+    def fill(self, out: Any, values: Sequence[Any], pad: float) -> None:
+        """Write the samples' values end to end into ``(1, T, …)``, and ``pad`` between and behind them."""
+        if self._is_dense and isinstance(out, np.ndarray):
+            np.concatenate(values, out=out[0, : self._used])
+        else:
+            out[0, : self._used] = pad
+            for start, value in zip(self._edges, values, strict=False):
+                out[0, start : start + len(value)] = _as_like(value, out)
+        out[0, self._used :] = pad
+
+    def count(self, positions: NDArray[np.int64]) -> None:
+        """Write positions that restart in each sample, and in the padding, which is a sample of its own."""
+        counted = _counted(self._longest)
+        np.concatenate([counted[:length] for length in self._segments_of_row], out=positions[0])
 
     def tensors(self) -> dict[str, Any]:
         """Return what tells the samples apart."""
-        longest = max(self._segments)
-        counted = np.arange(longest)
-        positions = np.concatenate([counted[:length] for length in self._segments])
-        return {
-            "position_ids": torch.from_numpy(positions[None]),
-            "cu_seqlens": torch.from_numpy(self._edges),
-            "max_seqlen": longest,
-        }
+        edges = np.array([0, *itertools.accumulate(self._segments_of_row)], np.int32)
+        return {"cu_seqlens": torch.from_numpy(edges), "max_seqlen": self._longest}
 
     def mask_padding(self, labels: NDArray[np.int64]) -> None:
         """Set every label that belongs to no token to −100."""
         labels[0, self._used :] = IGNORE_INDEX
-        if not self._dense:
-            for start, seqlen, segment in zip(
-                self._starts.tolist(), self._seqlens, self._segments, strict=False
-            ):
+        if not self._is_dense:
+            for start, seqlen, segment in zip(self._edges, self.seqlens, self._segments, strict=False):
                 labels[0, start + seqlen : start + segment] = IGNORE_INDEX
 
     def mask_starts(self, labels: NDArray[np.int64]) -> None:
-        labels[0, self._starts] = IGNORE_INDEX
+        """Set the first label of every sample to −100."""
+        labels[0, self._edges[:-1]] = IGNORE_INDEX
 
 
 def num_values(values: Any) -> int | None:
@@ -224,16 +230,24 @@ def num_values(values: Any) -> int | None:
     return None
 
 
-def _full(size: tuple[int, ...], like: Any, fill: float, dtype: Any) -> Any:
-    if dtype is None and isinstance(like, torch.Tensor):
-        return torch.full((*size, *like.shape[1:]), fill, dtype=like.dtype)
+def _empty(size: tuple[int, int], like: Any) -> Any:
+    """Return an array, or a tensor where the samples have tensors, of their dtype and trailing shape."""
+    if isinstance(like, torch.Tensor):
+        return torch.empty((*size, *like.shape[1:]), dtype=like.dtype)
     like = np.asarray(like)
-    return np.full((*size, *like.shape[1:]), fill, dtype or like.dtype)
+    return np.empty((*size, *like.shape[1:]), like.dtype)
 
 
 def _as_like(value: Any, out: Any) -> Any:
     return torch.as_tensor(value) if isinstance(out, torch.Tensor) else np.asarray(value)
 
 
-def _as_tensor(values: Any) -> torch.Tensor:
-    return torch.as_tensor(values)
+_COUNTED = np.arange(4096)
+
+
+def _counted(length: int) -> NDArray[np.int64]:
+    """Return 0, 1, …, ``length`` − 1 out of one array that is made once and grows by doubling."""
+    global _COUNTED  # never changed in place, so threads cannot disturb each other
+    if len(_COUNTED) < length:
+        _COUNTED = np.arange(2 * length)
+    return _COUNTED[:length]

@@ -1,6 +1,6 @@
 """The loader: replays a plan, step by step, on one rank."""
 
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -140,21 +140,27 @@ class PlanLoader:
             user_collate=collate,
         )
         self._schedule = _Schedule(self.grad_accum)
-        self._prefetched: DataLoader[Batch | PackerError] = DataLoader(
-            reader,  # type: ignore[arg-type]
-            batch_size=None,
-            sampler=self._schedule,
-            collate_fn=_as_it_is,  # type: ignore[arg-type]
-            num_workers=num_workers,
-            pin_memory=on_gpu if pin_memory is None else pin_memory,
-            persistent_workers=persistent_workers and num_workers > 0,
-            prefetch_factor=prefetch_factor,
-            multiprocessing_context=multiprocessing_context,
-            worker_init_fn=worker_init_fn,
-            timeout=timeout,
-            # Its own, or every epoch would draw a number from the generator that the model's dropout uses.
-            generator=torch.Generator().manual_seed(int(plan.fingerprint[:8], 16)),
-        )
+        pin_memory = on_gpu if pin_memory is None else pin_memory
+        self._source: Iterable[Batch | PackerError]
+        if num_workers == 0:
+            self._source = _InProcess(reader, self._schedule, pin_memory=pin_memory)
+        else:
+            self._source = DataLoader(
+                reader,  # type: ignore[arg-type]
+                batch_size=None,
+                sampler=self._schedule,
+                collate_fn=_as_it_is,  # type: ignore[arg-type]
+                num_workers=num_workers,
+                pin_memory=pin_memory,
+                persistent_workers=persistent_workers,
+                prefetch_factor=prefetch_factor,
+                multiprocessing_context=multiprocessing_context,
+                worker_init_fn=worker_init_fn,
+                timeout=timeout,
+                # Its own, or every epoch would draw a number from the generator that the model's dropout
+                # uses.
+                generator=torch.Generator().manual_seed(int(plan.fingerprint[:8], 16)),
+            )
         self._progress = Progress(plan)
 
     @property
@@ -224,7 +230,7 @@ class PlanLoader:
                 "play one again with set_epoch"
             )
         self._schedule.start(start, num_steps=self._progress.num_steps(start.epoch))
-        batches: Iterator[Batch | PackerError] = iter(self._prefetched)
+        batches: Iterator[Batch | PackerError] = iter(self._source)
         if self.device is not None:
             batches = to_device(batches, self.device)
         return self._steps(EpochStream(self._progress, self._progress.begin(), batches), start)
@@ -277,10 +283,17 @@ class PlanLoader:
 
     def _complaint_about(self, batch: Batch) -> str | None:
         """Say what is wrong where the plan took every token for a loss token and the labels say otherwise."""
-        if self._loss_tokens != "seqlen - 1" or batch.is_filler or self.sp_size > 1 or not batch:
+        info = batch.info
+        if (
+            self._loss_tokens != "seqlen - 1"
+            or info is None
+            or info.is_filler
+            or self.sp_size > 1
+            or not batch
+        ):
             return None
-        expected = batch.num_tokens - batch.num_samples
-        if batch.num_loss_tokens == expected:
+        expected = info.num_tokens - info.num_samples
+        if info.num_loss_tokens == expected:
             return None
         return (
             f"the samples {batch.sample_ids.tolist()[:4]} … have labels that are −100, so their loss is over "
@@ -306,7 +319,7 @@ class FlatView:
     def __iter__(self) -> Iterator[Batch]:
         """Play one epoch."""
         for step in self.loader:
-            while len(step) > 1:
+            for _ in range(len(step) - 1):
                 yield next(step)
             batch = next(step)
             step.leave()
@@ -344,6 +357,23 @@ class _Schedule:
         epoch, step, accum = self._start
         for flat in range(step * self._grad_accum + accum, self._num_steps * self._grad_accum):
             yield Place(epoch, *divmod(flat, self._grad_accum))
+
+
+class _InProcess:
+    """Reads each micro-batch when it is asked for, without the ways that worker processes need."""
+
+    def __init__(self, reader: MicroBatchReader, schedule: _Schedule, *, pin_memory: bool) -> None:
+        self._reader = reader
+        self._schedule = schedule
+        self._pin_memory = pin_memory
+
+    def __iter__(self) -> Iterator[Batch | PackerError]:
+        batches = map(self._reader.__getitem__, self._schedule)
+        return map(_pinned, batches) if self._pin_memory else batches
+
+
+def _pinned(batch: Batch | PackerError) -> Batch | PackerError:
+    return batch if isinstance(batch, PackerError) else batch.pin_memory()
 
 
 def _as_it_is(batch: Batch | PackerError) -> Batch | PackerError:

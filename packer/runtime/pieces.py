@@ -44,10 +44,15 @@ def read_pieces(
     sample_ids, seqlens = planned.sample_ids.tolist(), planned.seqlens.tolist()
     if planned.starts is None:
         samples = read_samples(dataset, sample_ids)
-        for sample_id, sample, seqlen in zip(sample_ids, samples, seqlens, strict=True):
-            found = num_tokens(sample, sample_id)
-            if found != seqlen:
-                raise LengthMismatchError(length_mismatch(sample_id, found, seqlen, None))
+        try:
+            found = [len(sample["input_ids"]) for sample in samples]
+        except (KeyError, TypeError, IndexError):
+            found = [
+                num_tokens(sample, sample_id) for sample, sample_id in zip(samples, sample_ids, strict=True)
+            ]
+        if found != seqlens:
+            wrong = next(index for index, seqlen in enumerate(seqlens) if found[index] != seqlen)
+            raise LengthMismatchError(length_mismatch(sample_ids[wrong], found[wrong], seqlens[wrong], None))
         return samples
     starts = planned.starts.tolist()
     read_slice = getattr(dataset, "read_slice", None)
@@ -60,9 +65,9 @@ def read_pieces(
     pieces = []
     for sample_id, start, seqlen in zip(sample_ids, starts, seqlens, strict=True):
         piece = read_slice(sample_id, start, start + seqlen)
-        found = num_tokens(piece, sample_id)
-        if found != seqlen:
-            raise LengthMismatchError(length_mismatch(sample_id, start + found, seqlen, start))
+        num_found = num_tokens(piece, sample_id)
+        if num_found != seqlen:
+            raise LengthMismatchError(length_mismatch(sample_id, start + num_found, seqlen, start))
         pieces.append(piece)
     return pieces
 
