@@ -7,7 +7,9 @@ from packer.kernels.rng import shuffle
 
 
 @jit
-def measure(seqlens, starts, sizes, first, last, segment_multiple, tokens, longest, rooms, squares):
+def measure(
+    seqlens, starts, sizes, first, last, segment_multiple, cost_per_token, tokens, longest, rooms, costs
+):
     """Sum up micro-batches [first, last).
 
     Args:
@@ -17,24 +19,25 @@ def measure(seqlens, starts, sizes, first, last, segment_multiple, tokens, longe
         first: first micro-batch.
         last: end of the micro-batches.
         segment_multiple: each sample on its own is padded to a multiple of it.
+        cost_per_token: c in the cost of a sample, c·len + len².
         tokens: (M,) int64, filled: Σ len.
         longest: (M,) int64, filled: max len.
-        rooms: (M,) int64, filled: Σ len after padding.
-        squares: (M,) int64, filled: Σ len².
+        rooms: (M,) int64, filled: Σ len after padding; ``tokens`` itself where there is none.
+        costs: (M,) int64, filled: Σ cost; ``tokens`` itself where the cost is the tokens.
     """
     for microbatch in range(first, last):
-        total, most, area, power = np.int64(0), np.int64(0), np.int64(0), np.int64(0)
+        total, most, room, cost = np.int64(0), np.int64(0), np.int64(0), np.int64(0)
         for position in range(starts[microbatch], starts[microbatch] + sizes[microbatch]):
             seqlen = np.int64(seqlens[position])
             total += seqlen
             most = max(most, seqlen)
-            power += seqlen * seqlen
+            cost += (cost_per_token + seqlen) * seqlen
             if segment_multiple > 1:
-                area += (seqlen + segment_multiple - 1) // segment_multiple * segment_multiple
-        tokens[microbatch] = total
+                room += (seqlen + segment_multiple - 1) // segment_multiple * segment_multiple
         longest[microbatch] = most
-        rooms[microbatch] = area if segment_multiple > 1 else total
-        squares[microbatch] = power
+        rooms[microbatch] = room
+        costs[microbatch] = cost
+        tokens[microbatch] = total  # last: it may be the array of the two before
 
 
 @jit

@@ -17,20 +17,6 @@ from packer.planner.threads import chunk_edges, run_chunks
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Sums:
-    """What M micro-batches hold."""
-
-    tokens: NDArray[np.int64]
-    """(M,) Σ len."""
-    longest: NDArray[np.int64]
-    """(M,) max len."""
-    rooms: NDArray[np.int64]
-    """(M,) Σ len, every sample padded on its own."""
-    squares: NDArray[np.int64]
-    """(M,) Σ len²."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class Draft:
     """One epoch's rows. R rows, P pieces, T steps."""
 
@@ -41,9 +27,9 @@ class Draft:
     offsets: NDArray[np.int64]
     """(R + 1,) row r holds pieces offsets[r]:offsets[r + 1]."""
     rows: Rows
-    sums: Sums
-    """Per row."""
-    longest_by_metric: dict[str, NDArray[np.int64]]
+    unpadded: NDArray[np.int64]
+    """(R,) what S or T is rounded up from: the longest sample, or the room of all in a row."""
+    unpadded_by_metric: dict[str, NDArray[np.int64]]
     """(R,) per metric, where there are several budgets."""
     costs: NDArray[np.int64]
     """(R,)"""
@@ -76,7 +62,6 @@ def lay_out(
     config: PlanConfig,
     epoch: int,
     loss_tokens: IntArray | None,
-    figures: dict[str, int | float],
 ) -> Draft:
     """Put packed micro-batches into rows, and sum up what they hold.
 
@@ -86,78 +71,101 @@ def lay_out(
         config: the options.
         epoch: whose random choices are meant.
         loss_tokens: (N,) loss tokens of every sample of the source; None for all tokens but the first.
-        figures: what is known of the epoch so far; balancing adds to it.
 
     Raises:
         EmptyPlanError: no step would be left.
     """
-    seqlens = microbatches.seqlens
+    parts, seqlens = microbatches.pieces, microbatches.seqlens
     if len(config.budgets) > 1 or "seqlen" not in config.budgets:
-        seqlens = pieces.seqlens[microbatches.pieces]
-    sums = sum_up(seqlens, microbatches.starts, microbatches.sizes, config.pad_segments_to)
-    costs = sums.tokens
-    if config.balance == "flops":
-        costs = 12 * config.hidden_size * sums.tokens + sums.squares
+        seqlens = pieces.seqlens[parts]
+    tokens, longest, rooms, costs = _sum_up(seqlens, microbatches.starts, microbatches.sizes, config)
     rows, imbalance = arrange(microbatches, costs, config, epoch)
+    figures = microbatches.figures
+    if imbalance is not None:
+        figures = figures | {"rank_imbalance_before": imbalance}
+    dropped = _dropped(microbatches, rows, pieces)
     chosen = rows.microbatches
-    sizes = microbatches.sizes[chosen]
-    starts = microbatches.starts[chosen]
-    offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(sizes)])
-    ordered = _gather(microbatches.pieces, starts, offsets)
+    starts, sizes = microbatches.starts[chosen], microbatches.sizes[chosen]
+    offsets = _offsets(sizes)
+    # at a billion samples every copy counts: each array is gathered and let go before the next
+    del microbatches
+    ordered = _gather(parts, starts, offsets)
+    del parts
     ordered_seqlens = _gather(seqlens, starts, offsets)
-    by_metric = {}
-    if isinstance(config.max_tokens, dict):
-        for metric, lengths in zip(config.budgets, pieces.lengths, strict=True):
-            by_metric[metric] = sum_up(lengths[ordered], offsets[:-1], sizes, 1).longest
+    del seqlens
     # (R,) -> (T, E)
-    counted = (~rows.is_filler).reshape(-1, config.microbatches_per_step)
-    row_sums = Sums(
-        tokens=sums.tokens[chosen],
-        longest=sums.longest[chosen],
-        rooms=sums.rooms[chosen],
-        squares=sums.squares[chosen],
-    )
-    num_samples = (sizes.reshape(counted.shape) * counted).sum(axis=1)
-    num_tokens = (row_sums.tokens.reshape(counted.shape) * counted).sum(axis=1)
+    shape = (-1, config.microbatches_per_step)
+    counted = ~rows.is_filler
+    num_samples = (sizes * counted).reshape(shape).sum(axis=1)
+    num_tokens = (tokens[chosen] * counted).reshape(shape).sum(axis=1)
     num_loss_tokens: NDArray[np.int64] | None = num_tokens - num_samples
     if loss_tokens is not None:
         num_loss_tokens = None
         if pieces.starts is None:
             known = loss_tokens[pieces.sample_ids(ordered)]
             per_row = np.add.reduceat(known, offsets[:-1], dtype=np.int64)
-            num_loss_tokens = (per_row.reshape(counted.shape) * counted).sum(axis=1)
-    if imbalance is not None:
-        figures = figures | {"rank_imbalance_before": imbalance}
+            num_loss_tokens = (per_row * counted).reshape(shape).sum(axis=1)
     return Draft(
         pieces=ordered,
         seqlens=ordered_seqlens,
         offsets=offsets,
         rows=rows,
-        sums=row_sums,
-        longest_by_metric=by_metric,
+        unpadded=(rooms if config.layout == "packed" else longest)[chosen],
+        unpadded_by_metric=_longest_by_metric(ordered, offsets, pieces, config),
         costs=costs[chosen],
         num_samples=num_samples,
         num_tokens=num_tokens,
         num_loss_tokens=num_loss_tokens,
-        max_seqlen=row_sums.longest.reshape(counted.shape).max(axis=1),
-        is_full=np.logical_not((rows.is_filler | rows.is_repeat).reshape(counted.shape).any(axis=1)),
-        dropped=_dropped(microbatches, rows, pieces),
+        max_seqlen=longest[chosen].reshape(shape).max(axis=1),
+        is_full=np.logical_not((rows.is_filler | rows.is_repeat).reshape(shape).any(axis=1)),
+        dropped=dropped,
         figures=figures,
     )
 
 
-def sum_up(
-    seqlens: IntArray, starts: NDArray[np.int64], sizes: NDArray[np.int64], segment_multiple: int
-) -> Sums:
-    """Sum up micro-batches that begin at ``starts`` in ``seqlens``."""
-    tokens, longest, rooms, squares = np.empty((4, len(starts)), np.int64)
+def _sum_up(
+    seqlens: IntArray, starts: NDArray[np.int64], sizes: NDArray[np.int64], config: PlanConfig
+) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
+    """Return (M,) each: tokens, longest, tokens with every sample padded on its own, cost."""
+    padded = config.pad_segments_to > 1
+    tokens, longest = np.empty((2, len(starts)), np.int64)
+    rooms = np.empty(len(starts), np.int64) if padded else tokens
+    costs = np.empty(len(starts), np.int64) if config.balance == "flops" else tokens
     run_chunks(
         lambda _, first, last: balance_kernels.measure(
-            seqlens, starts, sizes, first, last, segment_multiple, tokens, longest, rooms, squares
+            seqlens,
+            starts,
+            sizes,
+            first,
+            last,
+            config.pad_segments_to,
+            12 * config.hidden_size,
+            tokens,
+            longest,
+            rooms,
+            costs,
         ),
         chunk_edges(len(starts), min_chunk=1 << 14),
     )
-    return Sums(tokens=tokens, longest=longest, rooms=rooms, squares=squares)
+    return tokens, longest, rooms, costs
+
+
+def _longest_by_metric(
+    ordered: IntArray, offsets: NDArray[np.int64], pieces: Pieces, config: PlanConfig
+) -> dict[str, NDArray[np.int64]]:
+    """Return (R,) per metric: the longest of each row, where there are several budgets."""
+    if not isinstance(config.max_tokens, dict):
+        return {}
+    return {
+        metric: np.maximum.reduceat(lengths[ordered], offsets[:-1]).astype(np.int64)
+        for metric, lengths in zip(config.budgets, pieces.lengths, strict=True)
+    }
+
+
+def _offsets(sizes: NDArray[np.int64]) -> NDArray[np.int64]:
+    offsets = np.zeros(len(sizes) + 1, np.int64)
+    np.cumsum(sizes, out=offsets[1:])
+    return offsets
 
 
 def _gather(values: IntArray, starts: NDArray[np.int64], offsets: NDArray[np.int64]) -> Any:
@@ -175,8 +183,7 @@ def _gather(values: IntArray, starts: NDArray[np.int64], offsets: NDArray[np.int
 def _dropped(microbatches: MicroBatches, rows: Rows, pieces: Pieces) -> DroppedSamples:
     """Report what found no company, and what filled no step."""
     left = rows.left_out
-    offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(microbatches.sizes[left])])
-    remainder = _gather(microbatches.pieces, microbatches.starts[left], offsets)
+    remainder = _gather(microbatches.pieces, microbatches.starts[left], _offsets(microbatches.sizes[left]))
     reasons = np.full(len(remainder) + len(microbatches.leftover), reason("remainder"), np.uint8)
     reasons[len(remainder) :] = reason("min_samples")
     return pieces.drop(np.concatenate([remainder, microbatches.leftover]), reasons)

@@ -1,7 +1,7 @@
 """Epoch by epoch: pack, lay out in rows, and give every row its shape and every step its factor."""
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,6 +14,7 @@ from packer.planner.draft import Draft, lay_out
 from packer.planner.limits import limits_for
 from packer.planner.lower_bound import lower_bound
 from packer.planner.lr import lr_scales, mean_size
+from packer.planner.microbatches import MicroBatches
 from packer.planner.orders import Purpose, histogram, key_for
 from packer.planner.packings import pack
 from packer.planner.pieces import IntArray, Pieces
@@ -91,13 +92,18 @@ class EpochPlanner:
             yield draft
 
     def _draft(self, epoch: int, limits: Limits, first_step: int) -> Draft:
+        # handed over without a name, so that they can go while they are laid out
+        return lay_out(
+            self._pack(epoch, limits, first_step), self.pieces, self.config, epoch, self.loss_tokens
+        )
+
+    def _pack(self, epoch: int, limits: Limits, first_step: int) -> MicroBatches:
         pieces, config = self.pieces, self.config
-        figures: dict[str, int | float] = {}
         if self.admissions is None:
             key = key_for(config.seed, epoch, Purpose.SAMPLES)
             microbatches = pack(pieces.lengths, pieces.owners, limits, config, key)
         else:
-            microbatches, raises = pack_by_admission(
+            microbatches = pack_by_admission(
                 pieces.lengths,
                 pieces.owners,
                 self.admissions,
@@ -106,14 +112,11 @@ class EpochPlanner:
                 epoch=epoch,
                 first_step=first_step,
             )
-            if raises:
-                figures |= {"curriculum_raises": len(raises), "curriculum_first_raise": raises[0].step}
-        if limits.packed:
-            figures |= {
-                "lower_bound": lower_bound(*histogram(pieces.seqlens), limits),
-                "num_packed": len(microbatches),
-            }
-        return lay_out(microbatches, pieces, config, epoch, self.loss_tokens, figures)
+        if not limits.packed:
+            return microbatches
+        bound = lower_bound(*histogram(pieces.seqlens), limits)
+        figures = {"lower_bound": bound, "num_packed": len(microbatches)}
+        return replace(microbatches, figures=microbatches.figures | figures)
 
     def _survey(self, drafts: Iterable[Draft]) -> Survey:
         """Run through the epochs for what all of them need to know, if there is anything."""
@@ -127,7 +130,7 @@ class EpochPlanner:
             if needs_base:
                 sizes.append((draft.sizes(self.config.lr_by), draft.is_full))
             if needs_shapes:
-                rooms.append(np.stack(np.unique(draft.sums.rooms, return_counts=True)))
+                rooms.append(np.stack(np.unique(draft.unpadded, return_counts=True)))
         if needs_base:
             survey.lr_base = mean_size(sizes)
         if self.config.num_shapes is not None and needs_shapes:
@@ -145,14 +148,13 @@ class EpochPlanner:
         """Give a draft its shapes and factors."""
         if survey.shapes is not None:
             limits = limits._replace(shapes=survey.shapes)
-        config, pieces = self.config, self.pieces
-        longest = draft.sums.rooms if config.layout == "packed" else draft.sums.longest
+        pieces = self.pieces
         return PlannedEpoch(
             sample_ids=pieces.sample_ids(draft.pieces),
             seqlens=draft.seqlens,
             starts=None if pieces.starts is None else pieces.starts[draft.pieces],
             offsets=draft.offsets,
-            padded_seqlens=self._shape(longest, limits),
+            padded_seqlens=self._shape(draft.unpadded, limits),
             costs=draft.costs,
             is_filler=draft.rows.is_filler,
             is_repeat=draft.rows.is_repeat,
@@ -163,7 +165,7 @@ class EpochPlanner:
             lr_scales=self._lr_scales(draft, survey),
             dropped=draft.dropped,
             padded_seqlens_by_metric={
-                metric: self._shape(rows, limits) for metric, rows in draft.longest_by_metric.items()
+                metric: self._shape(rows, limits) for metric, rows in draft.unpadded_by_metric.items()
             },
             figures=draft.figures,
         )

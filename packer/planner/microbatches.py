@@ -1,6 +1,6 @@
 """What a packing returns: micro-batches as stretches of one array of samples."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -27,6 +27,9 @@ class MicroBatches:
     """The micro-batches come in steps that must stay together, all whole but perhaps the last."""
     barriers: tuple[int, ...] = ()
     """Steps before which no later micro-batch may run: those that admit harder samples."""
+
+    figures: dict[str, int | float] = field(default_factory=dict)
+    """What is to be said of the packing, for the plan's summary."""
 
     def __len__(self) -> int:
         """Return M."""

@@ -5,7 +5,7 @@ random samples are drawn from it as the steps take, packed, and what the steps d
 that cannot fill a step runs dry: the next difficulty is admitted early, so every sample still has its turn.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,16 +18,6 @@ from packer.planner.orders import Purpose, id_dtype, key_for, subkey
 from packer.planner.packings import group_width, pack
 
 _ENOUGH = 1.1  # times the samples that the steps take, by estimate
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Raise:
-    """The pool ran dry, and the next difficulty was admitted before its time."""
-
-    step: int
-    """The step, counted over all epochs, that needed it."""
-    admission: int
-    """The step at which the schedule would have admitted it; ``BEYOND`` or more for never."""
 
 
 class _Pool:
@@ -60,7 +50,7 @@ def pack_by_admission(
     *,
     epoch: int,
     first_step: int,
-) -> tuple[MicroBatches, list[Raise]]:
+) -> MicroBatches:
     """Pack the samples of an epoch so that none is used before it is admitted.
 
     Args:
@@ -73,7 +63,8 @@ def pack_by_admission(
         first_step: of the epoch, counted over all epochs.
 
     Returns:
-        The micro-batches in the order in which they are to run, and where the pool ran dry.
+        The micro-batches in the order in which they are to run; its figures say how often the pool ran dry
+        (``curriculum_raises``), and at which step first (``curriculum_first_raise``, over all epochs).
     """
     order = np.argsort(admissions, kind="stable")
     thresholds, starts = np.unique(admissions[order], return_index=True)
@@ -82,7 +73,7 @@ def pack_by_admission(
     key = key_for(config.seed, epoch, Purpose.SAMPLES)
     parts: list[MicroBatches] = []
     barriers: list[int] = []
-    raises: list[Raise] = []
+    raises: list[int] = []
     mean = max(1.0, float(lengths[0].mean()))
     per_microbatch = min(limits.max_samples, max(1.0, int(limits.budgets[0]) / mean))
     step, admitted = first_step, 0
@@ -110,11 +101,14 @@ def pack_by_admission(
         else:
             pool.add(drawn)
         if num_steps < wanted:
-            raises.append(Raise(step=step, admission=int(thresholds[admitted])))
+            raises.append(step)
             admit_next()
     last = pool.draw(pool.size)
     parts.append(_pack_drawn(last, lengths, owners, limits, config, subkey(key, len(barriers))))
-    return replace(concatenate(parts), barriers=tuple(barriers)), raises
+    figures: dict[str, int | float] = {}
+    if raises:
+        figures = {"curriculum_raises": len(raises), "curriculum_first_raise": raises[0]}
+    return replace(concatenate(parts), barriers=tuple(barriers), figures=figures)
 
 
 def _pack_steps(

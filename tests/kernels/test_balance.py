@@ -16,12 +16,16 @@ def test_measure_equals_naive(microbatches, multiple):
     seqlens = np.array(naive.flat(microbatches), np.int32)
     sizes = np.array([len(microbatch) for microbatch in microbatches])
     starts = np.cumsum(sizes) - sizes
-    tokens, longest, rooms, squares = np.empty((4, len(sizes)), np.int64)
-    kernels.measure(seqlens, starts, sizes, 0, len(sizes), multiple, tokens, longest, rooms, squares)
+    tokens, longest, rooms, costs = np.empty((4, len(sizes)), np.int64)
+    kernels.measure(seqlens, starts, sizes, 0, len(sizes), multiple, 12, tokens, longest, rooms, costs)
     assert tokens.tolist() == [sum(m) for m in microbatches]
     assert longest.tolist() == [max(m) for m in microbatches]
-    assert rooms.tolist() == [sum(naive.round_up(length, multiple) for length in m) for m in microbatches]
-    assert squares.tolist() == [sum(length**2 for length in m) for m in microbatches]
+    if multiple > 1:
+        assert rooms.tolist() == [sum(naive.round_up(length, multiple) for length in m) for m in microbatches]
+    assert costs.tolist() == [sum(12 * length + length**2 for length in m) for m in microbatches]
+    # what is not wanted is the array of tokens itself
+    kernels.measure(seqlens, starts, sizes, 0, len(sizes), 1, 12, rooms, longest, rooms, rooms)
+    assert rooms.tolist() == tokens.tolist()
 
 
 @given(st.integers(1, 5), st.lists(st.integers(1, 4), min_size=1, max_size=3), st.data())

@@ -133,7 +133,7 @@ def test_ids_beyond_32_bits():
     for options in ({}, {"layout": "packed"}, {"packing": "next-fit"}):
         config = PlanConfig(max_tokens=20, dp_size=2, **options)
         packed = pack(pieces.lengths, pieces.owners, limits_for(config), config, np.uint64(1))
-        draft = lay_out(packed, pieces, config, 0, None, {})
+        draft = lay_out(packed, pieces, config, 0, None)
         planned = pieces.sample_ids(draft.pieces)
         assert planned.dtype == draft.dropped.sample_ids.dtype == np.int64
         assert sorted([*planned.tolist(), *draft.dropped.sample_ids.tolist()]) == ids.tolist()
