@@ -29,7 +29,8 @@ def open_dataset(
 
     Args:
         source: as `open_source` takes it.
-        metrics: directory, or open metrics; the source is checked against the identities in its manifest.
+        metrics: directory, or open metrics; the source is checked against the identities in its manifest, or
+            is the token files that were written beside it.
         definition: what the length of a row is; instead of ``metrics``.
         fields: further token-aligned list columns to deliver; ``{name: column}`` names them otherwise.
             Where a length column was measured, ``{"input_ids": column}`` says where the tokens are.
@@ -49,8 +50,11 @@ def open_dataset(
         if definition is not None:
             raise ConfigError("open_dataset takes metrics or a definition, not both: metrics hold one")
         metrics = metrics if isinstance(metrics, Metrics) else open_metrics(metrics)
-        definition = _definition_of(metrics)
-        check_unchanged(source, metrics)
+        if _is_token_files(source, metrics):
+            definition = LengthDefinition.by_index()
+        else:
+            definition = _definition_of(metrics)
+            check_unchanged(source, metrics)
     definition = definition or default_definition(source)
     if definition is None:
         raise ConfigError("nothing says what the token ids are; give metrics=, or definition=")
@@ -87,6 +91,15 @@ def check_unchanged(source: Source, metrics: Metrics) -> None:
             f"the source has {source.num_rows} rows, {metrics.path} was taken of {metrics.num_samples}; "
             "name the same files, or analyze again"
         )
+
+
+def _is_token_files(source: Source, metrics: Metrics) -> bool:
+    """Whether the source is the ``.bin/.idx`` pair that was written while the metrics were taken."""
+    written = metrics.manifest.tokens if metrics.manifest else None
+    if written is None or [part.format for part in source.parts] != ["indexed"]:
+        return False
+    found = source.identity()[0]
+    return bool(found["num_bytes"] == written["bin"].size and found["sha256"] == written["idx"].sha256)
 
 
 def _definition_of(metrics: Metrics) -> LengthDefinition:

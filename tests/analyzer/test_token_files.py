@@ -13,7 +13,14 @@ import pyarrow.parquet as pq
 import pytest
 
 import packer
-from packer.errors import ConfigError, SourceError, TargetBusyError, TargetExistsError, TargetWriteError
+from packer.errors import (
+    ConfigError,
+    SourceChangedError,
+    SourceError,
+    TargetBusyError,
+    TargetExistsError,
+    TargetWriteError,
+)
 from packer.metrics import open_metrics
 from packer.mmididx import MEGATRON_DTYPES, read_index
 from tests import naive
@@ -54,10 +61,20 @@ def test_tokens_are_the_ones_that_were_counted(tmp_path, texts, small_tokenizer,
     assert read_index(tmp_path / "tok.idx").document_index.tolist() == list(range(9))
     assert names(tmp_path) == ["m", "tok.bin", "tok.idx", "x.parquet"]
 
-    dataset = packer.open_dataset(tmp_path / "tok.bin")
-    assert [dataset[n]["input_ids"].tolist() for n in range(len(dataset))] == IDS
-    from_text = packer.open_dataset(texts, metrics=tmp_path / "m")
-    assert [from_text[n]["input_ids"].tolist() for n in range(len(dataset))] == IDS
+    for dataset in (
+        packer.open_dataset(texts, metrics=tmp_path / "m"),
+        packer.open_dataset(tmp_path / "tok.bin", metrics=tmp_path / "m"),
+        packer.open_dataset(tmp_path / "tok.bin"),
+    ):
+        assert [dataset[n]["input_ids"].tolist() for n in range(len(dataset))] == IDS
+
+
+def test_other_token_files_are_not_those_of_the_metrics(tmp_path, texts, small_tokenizer):
+    analyze(tmp_path, texts, small_tokenizer)
+    (tmp_path / "m").rename(tmp_path / "first")
+    analyze(tmp_path, texts, small_tokenizer, special_tokens=False, overwrite=True)
+    with pytest.raises(SourceChangedError, match=r"tok\.(bin|idx) is not the file"):
+        packer.open_dataset(tmp_path / "tok.bin", metrics=tmp_path / "first")
 
 
 @pytest.mark.parametrize(("special", "extra"), [(True, 1), (False, 0)])
