@@ -75,9 +75,9 @@ def main() -> None:
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     # The loader's position is saved beside weights and moments, so that rate and data never drift apart.
     state = {"training": TrainingState(model, optimizer), "loader": loader}
-    last = max(arguments.out.glob("checkpoint-*"), default=None)
+    last = max(arguments.out.glob("checkpoint-*/.metadata"), default=None)  # what is written last
     if last is not None:
-        dcp.load(state, checkpoint_id=last)
+        dcp.load(state, checkpoint_id=last.parent)
 
     # Who reduces the gradients divides them too, or not; one backward tells what makes up for it.
     multiplier = packer.measure_loss_multiplier(model, lambda: model(any_batch(device)))

@@ -25,6 +25,7 @@ CONFIG = DecoderConfig(
     num_heads=4,
     num_kv_heads=2,
     intermediate_size=512,
+    recompute=True,
 )
 SEQLENS = [300, 17, 120, 64, 255, 1, 90, 33, 200, 140]
 

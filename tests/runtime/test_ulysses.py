@@ -251,3 +251,35 @@ def test_refusals_come_before_the_first_exchange() -> None:
     for too_few_heads, packed in run_ranks(refusals, 2):
         assert "cannot share 1 heads" in too_few_heads
         assert "scaled_dot_product_attention cannot tell" in packed
+
+
+class Projected(torch.nn.Module):
+    """A projection and attention, to be compiled."""
+
+    def __init__(self, group: dist.ProcessGroup) -> None:
+        super().__init__()
+        self.attention = UlyssesAttention(functional.scaled_dot_product_attention, group)
+        self.projection = torch.nn.Linear(3 * 32, 3 * 32, dtype=torch.float64)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        heads = self.projection(x).unflatten(2, (3, 4, 8)).unbind(2)
+        return self.attention(*heads, cu_seqlens=None).flatten(2)
+
+
+def deviation_of_compiled(device: torch.device) -> float:
+    """On one rank: how far a compiled module, in one graph, is from itself; output and gradient."""
+    torch.manual_seed(0)
+    module = Projected(dist.group.WORLD).to(device)
+    x = torch.randn(1, 6, 96, dtype=torch.float64, device=device)
+    results = []
+    for call in (module, torch.compile(module, backend="aot_eager", fullgraph=True)):
+        output = call(x)
+        output.square().sum().backward()
+        results.append([output.detach(), module.projection.weight.grad])
+        module.zero_grad()
+    return max(float((a - b).abs().max()) for a, b in zip(*results, strict=True))
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_compiled_in_one_graph(backend: str) -> None:
+    assert max(run_ranks(deviation_of_compiled, 2, backend=backend)) < 1e-12
