@@ -1,5 +1,6 @@
 """The loader: replays a plan, step by step, on one rank."""
 
+import os
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Any
 
@@ -8,7 +9,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.utils.data import DataLoader
 
 from packer.errors import ConfigError, PackerError, PlanError
-from packer.plan import Epoch, Plan
+from packer.plan import Epoch, Plan, load_plan
 from packer.runtime.batch import Batch, StepInfo
 from packer.runtime.collate import Collator, Sample
 from packer.runtime.device import to_device
@@ -35,7 +36,7 @@ class PlanLoader:
 
     def __init__(
         self,
-        plan: Plan,
+        plan: Plan | str | os.PathLike[str],
         dataset: Any,
         *,
         dp_rank: int | None = None,
@@ -63,7 +64,7 @@ class PlanLoader:
         """Open a plan on one rank.
 
         Args:
-            plan: What ``load_plan`` or ``make_plan`` gave.
+            plan: What ``load_plan`` or ``make_plan`` gave, or the plan's directory.
             dataset: ``dataset[sample_id]`` → mapping with ``input_ids`` and further fields; ``__getitems__``
                 and, for cut samples and slices, ``read_slice(sample_id, start, stop)`` are used where
                 offered.
@@ -96,6 +97,7 @@ class PlanLoader:
             PlanError: The plan cannot be played on this topology.
             SourceChangedError: The data set has another number of samples than the plan was made for.
         """
+        plan = plan if isinstance(plan, Plan) else load_plan(plan)
         if sample_padding_fn is not None and plan.layout == "packed":
             raise ConfigError("sample_padding_fn has no meaning where samples are packed; leave it out")
         self.plan = plan
@@ -267,6 +269,13 @@ class PlanLoader:
             resume, fingerprint=self.plan.fingerprint, dp_size=self.dp_size, grad_accum=self.grad_accum
         )
         self._progress.go_to(Place(epoch, step, accum))
+
+    def __repr__(self) -> str:
+        epoch, step, accum = self._progress.place
+        return (
+            f"PlanLoader({self.plan!r}, dp_rank {self.dp_rank} of {self.dp_size}, {self.grad_accum} "
+            f"micro-batches a step, at epoch {epoch}, step {step}, micro-batch {accum})"
+        )
 
     def _steps(self, stream: EpochStream, start: Place) -> Iterator[Step]:
         epoch = self.plan.epoch(start.epoch)
