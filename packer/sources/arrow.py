@@ -118,15 +118,27 @@ class ArrowPart(Part):
             if self._is_stream:
                 self._file.seek(self._batches[number].offset)
                 batch = pa.ipc.read_record_batch(pa.ipc.read_message(self._file), self.schema)
+            elif self._reads_in_place:
+                batch = self._reader(()).get_batch(number).select(self._fields(columns))
             else:
                 batch = self._reader(columns).get_batch(number)
             batch.validate()  # offsets of a damaged file may lead out of its buffers
         return batch
 
+    @cached_property
+    def _reads_in_place(self) -> bool:
+        """Whether batches are views of the file: a choice of columns would copy what it chooses."""
+        return not self.location.is_remote and not any(batch.is_compressed for batch in self._batches)
+
+    def _fields(self, columns: tuple[str, ...]) -> list[int]:
+        """Return the top-level fields that hold the columns; all, if none is named."""
+        tops = [(split_path(self.schema, column) or [column])[0] for column in columns]
+        return sorted({self.schema.get_field_index(top) for top in tops}) or list(range(len(self.schema)))
+
     def _reader(self, columns: tuple[str, ...]) -> pa.RecordBatchFileReader:
+        """Open the file for a choice of columns, or for all if none is named."""
         if columns not in self._readers:
-            tops = [(split_path(self.schema, column) or [column])[0] for column in columns]
-            fields = sorted({self.schema.get_field_index(top) for top in tops})
+            fields = self._fields(columns) if columns else None
             options = pa.ipc.IpcReadOptions(included_fields=fields, use_threads=False)
             self._readers[columns] = pa.ipc.open_file(self._file, options=options)
         return self._readers[columns]

@@ -25,6 +25,7 @@ class Message(NamedTuple):
     num_rows: int
     num_bytes: int
     """Size of header and body."""
+    is_compressed: bool
 
 
 def scan_stream(file: BinaryIO, size: int) -> tuple[list[Message], bool]:
@@ -42,14 +43,14 @@ def scan_stream(file: BinaryIO, size: int) -> tuple[list[Message], bool]:
         header = _read_header(file, offset, size)
         if header is None:
             break
-        kind, num_rows, num_bytes = header
+        kind, num_rows, num_bytes, is_compressed = header
         if offset + num_bytes > size:
             raise SourceError(
                 f"record batch {len(batches)} needs {num_bytes} bytes from byte {offset} on, "
                 f"but the file ends at {size}; it was cut, fetch it again"
             )
         if kind == _RECORD_BATCH:
-            batches.append(Message(offset, num_rows, num_bytes))
+            batches.append(Message(offset, num_rows, num_bytes, is_compressed))
         has_dictionaries |= kind == _DICTIONARY
         offset += num_bytes
     return batches, has_dictionaries
@@ -75,12 +76,12 @@ def scan_file(file: BinaryIO, footer: bytes, size: int) -> list[Message]:
             raise SourceError(
                 f"record batch {number} is not where the footer says; the file is damaged, fetch it again"
             )
-        batches.append(Message(offset, header[1], metadata_size + body_size))
+        batches.append(Message(offset, header[1], metadata_size + body_size, header[3]))
     return batches
 
 
-def _read_header(file: BinaryIO, offset: int, size: int) -> tuple[int, int, int] | None:
-    """Return (kind, rows, bytes) of the message at ``offset``; None at the end-of-stream mark."""
+def _read_header(file: BinaryIO, offset: int, size: int) -> tuple[int, int, int, bool] | None:
+    """Return (kind, rows, bytes, whether compressed) of a message; None at the end-of-stream mark."""
     file.seek(offset)
     prefix = file.read(8)
     skip = 8 if prefix[:4] == _CONTINUATION else 4
@@ -99,16 +100,18 @@ def _read_header(file: BinaryIO, offset: int, size: int) -> tuple[int, int, int]
         message = _root(metadata)
         kind = _scalar(metadata, message, 1, "<B")
         body_size = _scalar(metadata, message, 3, "<q")
-        num_rows = 0
+        num_rows, is_compressed = 0, False
         if kind == _RECORD_BATCH:
-            num_rows = _scalar(metadata, _table(metadata, message, 2), 0, "<q")
+            batch = _table(metadata, message, 2)
+            num_rows = _scalar(metadata, batch, 0, "<q")
+            is_compressed = _field(metadata, batch, 3) is not None
     except (struct.error, IndexError) as error:
         raise SourceError(
             f"no Arrow message at byte {offset}; the file is damaged, fetch it again"
         ) from error
     if kind not in (_SCHEMA, _DICTIONARY, _RECORD_BATCH) or body_size < 0 or num_rows < 0:
         raise SourceError(f"no Arrow message at byte {offset}; the file is damaged, fetch it again")
-    return kind, num_rows, skip + metadata_size + body_size
+    return kind, num_rows, skip + metadata_size + body_size, is_compressed
 
 
 def _footer_blocks(footer: bytes) -> list[tuple[int, int, int]]:
