@@ -17,6 +17,18 @@ from numpy.typing import NDArray
 HEADER_HASH = "header_sha256"
 
 
+def validate(batch: pa.RecordBatch) -> None:
+    """Check that the buffers of a record batch hold what its shape says, before anything looks into them.
+
+    Raises:
+        ArrowInvalid: they do not.
+    """
+    batch.validate()
+    for column in batch.columns:
+        if pa.types.is_dictionary(column.type):
+            column.dictionary.validate(full=True)
+
+
 def batch_digest(batch: pa.RecordBatch) -> str:
     """Return the SHA-256 of a record batch's values, column by column, in little-endian bytes.
 

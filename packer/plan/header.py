@@ -8,6 +8,7 @@ from typing import Any
 from packer.errors import PlanError
 from packer.plan import schema
 from packer.plan.digest import HEADER_HASH, header_hash
+from packer.plan.header_fields import first_problem
 
 
 def read_header(folder: Path) -> dict[str, Any]:
@@ -50,12 +51,9 @@ def _check_header(header: Any, path: str) -> None:
         raise PlanError(f"{path} is damaged ({error}); restore it or plan again") from None
     if actual != header.get(HEADER_HASH):
         raise PlanError(f"{path} was changed after it was written ({HEADER_HASH} differs); plan again")
-    expected = set(schema.plan_files(header["num_epochs"]))
-    if set(header["files"]) != expected:
-        odd = sorted(expected ^ set(header["files"]))[0]
-        raise PlanError(
-            f"{path} does not list the files of {header['num_epochs']} epochs ({odd}); plan again"
-        )
+    problem = first_problem(header)
+    if problem is not None:
+        raise PlanError(f"{path} is not as packer writes it: {problem}; plan again")
 
 
 def file_entry(header: Mapping[str, Any], name: str) -> dict[str, Any]:

@@ -200,7 +200,6 @@ class Plan:
         return Epoch(
             self._table(schema.microbatches_file(epoch)),
             self._table(schema.steps_file(epoch)),
-            num_microbatches_per_step=self.dp_size * self.grad_accum,
         )
 
     def dropped(self) -> Iterator[Dropped]:
@@ -275,15 +274,10 @@ class Plan:
 class Epoch:
     """One epoch of a plan; every access is O(1)."""
 
-    def __init__(self, microbatches: PlanTable, steps: PlanTable, *, num_microbatches_per_step: int) -> None:
+    def __init__(self, microbatches: PlanTable, steps: PlanTable) -> None:
         self._microbatches = microbatches
         self._steps = steps
         self._metrics = schema.metrics_of(microbatches.columns.names)
-        if microbatches.num_rows != steps.num_rows * num_microbatches_per_step:
-            raise PlanError(
-                f"{microbatches.name} has {microbatches.num_rows} micro-batches, {steps.num_rows} steps of "
-                f"{num_microbatches_per_step} were planned; restore the plan or plan again"
-            )
 
     @property
     def num_steps(self) -> int:

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from packer.errors import PlanError
 from packer.plan import schema
-from packer.plan.digest import batch_digest
+from packer.plan.digest import batch_digest, validate
 from packer.plan.header import file_entry
 
 
@@ -72,12 +72,13 @@ class PlanTable:
         try:
             self._reader = pa.ipc.open_file(self._buffer)
             columns = self._reader.schema
+            names = columns.names
             num_batches = self._reader.num_record_batches
         except (pa.ArrowException, OSError, ValueError) as error:
             raise PlanError(
                 f"{self.name} is no Arrow file ({error}); restore the plan or plan again"
             ) from error
-        expected = schema.expected_schema(name, columns.names, header["num_samples"], self.rows_per_batch)
+        expected = schema.expected_schema(name, names, header["num_samples"], self.rows_per_batch)
         if not columns.equals(expected, check_metadata=True):
             raise PlanError(f"{self.name} does not have the columns that plan.json says; plan again")
         if not num_batches == len(self._digests) == -(-self.num_rows // self.rows_per_batch):
@@ -122,7 +123,7 @@ class PlanTable:
         """
         with self._naming_damage(index):
             batch = self._reader.get_batch(index)
-            batch.validate()
+            validate(batch)
             if not self._checked[index] and batch_digest(batch) != self._digests[index]:
                 raise ValueError("its values are not those that were written")
         self._checked[index] = True
@@ -156,6 +157,8 @@ def _as_arrays(batch: pa.RecordBatch) -> dict[str, NDArray[Any]]:
             if not column.dictionary.equals(schema.reason_dictionary()):
                 raise ValueError(f"{field.name} has other codes than those of a plan")
             columns[field.name] = column.indices.to_numpy()
+            if not np.isin(columns[field.name], np.arange(len(column.dictionary))).all():
+                raise ValueError(f"{field.name} has a code that means nothing")
         elif field.name == "epoch":
             columns[field.name] = column.fill_null(-1).to_numpy(zero_copy_only=False)
         elif column.null_count < len(column) or not len(column):

@@ -119,7 +119,7 @@ class RowRules:
 
     def _check_padding(self, rows: "_Rows") -> None:
         table, multiple = rows.table, self._multiple
-        padded = table.padded_seqlen
+        padded = table.padded_seqlen.astype(np.int64)
         rows.refuse(
             padded % multiple != 0, lambda at: f"padded_seqlen {padded[at]} is no multiple of {multiple}"
         )

@@ -120,13 +120,15 @@ class _Scan:
         seqlens = table.seqlens
         if copies.any():
             seqlens = seqlens[np.repeat(~copies, np.diff(table.offsets))]
-        self._lengths = _added(self._lengths, np.bincount(np.minimum(seqlens, MOST_LENGTHS)))
-        self._costs += np.bincount(table.dp_rank, table.cost, minlength=len(self._costs))
+        self._lengths = _added(self._lengths, np.bincount(np.clip(seqlens, 0, MOST_LENGTHS)))
+        row = table.first_row + np.arange(len(table.cost))
+        self._costs += np.bincount(row % self._plan.dp_size, table.cost, minlength=len(self._costs))
         area = table.padded_seqlen.astype(np.int64)
         if self._plan.layout == "padded":
             area *= table.num_samples
-        starts = np.flatnonzero(np.diff(table.step, prepend=-1))
-        steps = table.step[starts]
+        step = row // (self._plan.dp_size * self._plan.grad_accum)
+        starts = np.flatnonzero(np.diff(step, prepend=-1))
+        steps = step[starts]
         self._padded[-1][steps] += np.add.reduceat(area, starts)
         self._real[-1][steps] += np.add.reduceat(table.num_tokens * ~table.is_filler, starts)
 
@@ -141,7 +143,7 @@ class _Scan:
             for code in np.unique(part.reason):
                 mine = part.reason == code
                 times = np.where(part.epoch[mine] < 0, self._plan.num_epochs, 1)
-                found = np.bincount(np.minimum(part.seqlen[mine], MOST_LENGTHS), times).astype(np.int64)
+                found = np.bincount(np.clip(part.seqlen[mine], 0, MOST_LENGTHS), times).astype(np.int64)
                 reason = DROP_REASONS[code]
                 counts[reason] = _added(counts.get(reason, np.zeros(1, np.int64)), found)
         return counts
@@ -210,7 +212,7 @@ def _fixed_size(plan: Plan, counts: NDArray[np.int64]) -> FixedSize | None:
         num_rows=num_rows,
         padding=padding,
         num_microbatches=-(-total // num_rows),
-        times_tokens=tokens * (1 + padding) / padded,
+        times_tokens=tokens * (1 + padding) / max(padded, 1),
     )
 
 

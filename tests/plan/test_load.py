@@ -104,7 +104,7 @@ def test_no_path_in_the_header_leaves_the_folder(folder, name):
         header["files"][name] = header["files"].pop(schema.steps_file(0))
 
     plans.forge(folder, "plan.json", edit)
-    with pytest.raises(PlanError, match="does not list the files of 2 epochs"):
+    with pytest.raises(PlanError, match="files does not list those of 2 epochs"):
         load_plan(folder)
 
 

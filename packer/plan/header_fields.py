@@ -1,0 +1,186 @@
+"""What ``plan.json`` must hold, entry by entry: a header with a right hash may still be no work of ours."""
+
+import json
+import math
+import re
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from packer.plan import schema
+from packer.plan.epoch import DROP_REASONS
+
+Fits = Callable[[Any], bool]
+
+_SHA256 = re.compile(r"[0-9a-f]{64}")
+_MOST_EPOCHS = 10**6
+
+
+def first_problem(header: Mapping[str, Any]) -> str | None:
+    """Return what is wrong with a header, or None."""
+    return next(_problems(header), None)
+
+
+def _problems(header: Mapping[str, Any]) -> Iterator[str]:
+    """Yield problems; after the first one the rest of the header cannot be relied on."""
+    yield from _misfits(header, _HEADER, "")
+    yield from _misfits(header["config"], _CONFIG, "config.")
+    yield from _misfits(header["config"], _OPTIONS, "config.", may_miss=True)
+    if len(header["epochs"]) != header["num_epochs"]:
+        yield f"num_epochs is {header['num_epochs']}, epochs has {len(header['epochs'])} entries"
+    for number, counts in enumerate(header["epochs"]):
+        yield from _misfits(counts, _EPOCH, f"epochs[{number}].")
+    for drops in [header["dropped"], *(counts["dropped"] for counts in header["epochs"])]:
+        for reason, losses in drops.items():
+            if reason not in DROP_REASONS:
+                yield f"dropped has the reason {reason!r}"
+            yield from _misfits(losses, _LOSSES, f"dropped.{reason}.")
+            if set(losses) != set(_LOSSES):
+                yield f"dropped.{reason} has more than its counts"
+    for shape in header["shapes"] or []:
+        yield from _misfits(shape, _SHAPE, "shapes.")
+    yield from _problems_of_files(header["files"], header["num_epochs"])
+    yield from _contradictions(header)
+
+
+def _contradictions(header: Mapping[str, Any]) -> Iterator[str]:
+    """Yield what the parts of a header say differently."""
+    config, files = header["config"], header["files"]
+    if config["lr_scaling"] != "none" and header["lr_base"] is None:
+        yield f"lr_base is null, with lr_scaling={config['lr_scaling']}"
+    per_step = config["dp_size"] * config["grad_accum"]
+    for number, counts in enumerate(header["epochs"]):
+        rows = files[schema.microbatches_file(number)]["num_rows"]
+        steps = files[schema.steps_file(number)]["num_rows"]
+        if rows != steps * per_step:
+            yield f"epoch {number} has {rows} micro-batches, {steps} steps of {per_step} were planned"
+        if counts["num_steps"] != steps or counts["num_microbatches"] != rows:
+            yield f"epochs[{number}] counts other steps and micro-batches than its files have rows"
+
+
+def _problems_of_files(entries: Mapping[str, Any], num_epochs: int) -> Iterator[str]:
+    expected = schema.plan_files(num_epochs)
+    if set(entries) != set(expected):
+        odd = min(set(expected) ^ set(entries))
+        yield f"files does not list those of {num_epochs} epochs ({odd})"
+    for name in expected:
+        entry = entries[name]
+        yield from _misfits(entry, _FILE, f"files[{name}].")
+        digests, num_batches = entry["batch_digests"], -(-entry["num_rows"] // entry["rows_per_batch"])
+        if len(digests) != num_batches or not all(map(_is_hash, digests)):
+            yield f"files[{name}].batch_digests are not {num_batches} hashes"
+
+
+def _misfits(
+    entries: Any, fields: Mapping[str, Fits], place: str, *, may_miss: bool = False
+) -> Iterator[str]:
+    """Yield the fields that are missing or not of their kind."""
+    if not isinstance(entries, dict):
+        yield f"{place.rstrip('.')} is {json.dumps(entries)[:60]}"
+    for key, fits in fields.items():
+        if key not in entries:
+            if not may_miss:
+                yield f"{place}{key} is missing"
+        elif not fits(entries[key]):
+            yield f"{place}{key} is {json.dumps(entries[key])[:60]}"
+
+
+def _is_count(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**63
+
+
+def _is_positive(value: Any) -> bool:
+    return _is_count(value) and value > 0
+
+
+def _is_size(value: Any) -> bool:
+    return _is_positive(value) and value < 2**31
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def _is_hash(value: Any) -> bool:
+    return isinstance(value, str) and _SHA256.fullmatch(value) is not None
+
+
+def _is_budget(value: Any) -> bool:
+    several = isinstance(value, dict) and len(value) > 0 and all(map(_is_positive, value.values()))
+    return several or _is_positive(value)
+
+
+def _is_a(kind: type) -> Fits:
+    return lambda value: isinstance(value, kind)
+
+
+def _one_of(*values: str) -> Fits:
+    return lambda value: value in values
+
+
+def _maybe(fits: Fits) -> Fits:
+    return lambda value: value is None or fits(value)
+
+
+_HEADER: dict[str, Fits] = {
+    "config": _is_a(dict),
+    "num_samples": _is_count,
+    "num_tokens": _is_count,
+    "metrics_fingerprint": _maybe(_is_a(str)),
+    "sources": _maybe(lambda value: isinstance(value, list) and all(isinstance(s, dict) for s in value)),
+    "definition": _maybe(_is_a(dict)),
+    "lr_base": _maybe(lambda value: _is_number(value) and value > 0),
+    "loss_tokens": _maybe(_is_a(str)),
+    "num_epochs": lambda value: _is_count(value) and value <= _MOST_EPOCHS,
+    "shapes": _maybe(_is_a(list)),
+    "dropped": _is_a(dict),
+    "epochs": _is_a(list),
+    "files": _is_a(dict),
+    "content_hash": _is_hash,
+}
+_CONFIG: dict[str, Fits] = {
+    "layout": _one_of("padded", "packed"),
+    "count": _one_of("padded", "real"),
+    "max_tokens": _is_budget,
+    "dp_size": _is_size,
+    "grad_accum": _is_size,
+    "lr_scaling": _one_of("none", "linear", "sqrt"),
+    "lr_by": _one_of("samples", "tokens", "loss-tokens"),
+}
+_OPTIONS: dict[str, Fits] = {
+    "sp_size": _is_size,
+    "pad_multiple": _is_size,
+    "pad_segments_to": _is_size,
+    "hidden_size": _is_size,
+    "min_samples": _maybe(_is_positive),
+    "max_samples": _maybe(_is_positive),
+    "fixed_seqlen": _maybe(_is_positive),
+    "num_shapes": _maybe(_is_positive),
+    "max_attention": _maybe(_is_positive),
+    "max_seqlen": _maybe(_is_positive),
+    "filter_min": _maybe(_is_count),
+    "filter_max": _maybe(_is_count),
+    "lr_base": _maybe(lambda value: _is_number(value) and value > 0),
+    "lr_max_scale": _maybe(lambda value: _is_number(value) and value > 0),
+}
+_EPOCH: dict[str, Fits] = {
+    "num_steps": _is_count,
+    "num_microbatches": _is_count,
+    "num_samples": _is_count,
+    "num_tokens": _is_count,
+    "num_padded_tokens": _is_count,
+    "max_padded_tokens": _is_count,
+    "num_fillers": _is_count,
+    "num_repeats": _is_count,
+    "rank_imbalance": _is_number,
+    "dropped": _is_a(dict),
+    "figures": lambda value: isinstance(value, dict) and all(map(_is_number, value.values())),
+}
+_LOSSES: dict[str, Fits] = {"num_samples": _is_count, "num_tokens": _is_count}
+_SHAPE: dict[str, Fits] = {"num_rows": _is_count, "padded_seqlen": _is_count, "count": _is_count}
+_FILE: dict[str, Fits] = {
+    "size": _is_count,
+    "sha256": _is_hash,
+    "num_rows": _is_count,
+    "rows_per_batch": lambda value: _is_positive(value) and value <= schema.MAX_ROWS_PER_BATCH,
+    "batch_digests": _is_a(list),
+}
