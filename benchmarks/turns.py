@@ -19,9 +19,11 @@ def take_turns(contenders: Mapping[str, str], *, turns: int) -> dict[str, float]
     for _ in range(turns):
         for name, program in contenders.items():
             start, used = time.perf_counter(), _cpu_of_children()
-            subprocess.run(
-                [sys.executable, "-c", textwrap.dedent(program)], check=True, stdout=subprocess.DEVNULL
+            run = subprocess.run(
+                [sys.executable, "-c", textwrap.dedent(program)], capture_output=True, text=True, check=False
             )
+            if run.returncode:
+                sys.exit(f"{name} failed:\n{run.stderr}")
             wall[name].append(time.perf_counter() - start)
             cpu[name].append(_cpu_of_children() - used)
     medians = {name: statistics.median(values) for name, values in wall.items()}

@@ -190,9 +190,9 @@ def _with_token_ids(batch: pa.RecordBatch, encoded: Encoded) -> pa.RecordBatch:
 
 
 def _joined(pieces: list[NDArray[np.integer]]) -> NDArray[np.integer]:
-    """Concatenate to int32 where that holds every value: half of what a unit sends and keeps."""
-    bounds = np.iinfo(np.int32)
-    fits = all(bounds.min <= piece.min() and piece.max() <= bounds.max for piece in pieces if len(piece))
+    """Concatenate to int32 where no value is negative or larger: half of what a unit sends and keeps."""
+    largest = np.iinfo(np.int32).max
+    fits = all(0 <= np.bitwise_or.reduce(piece) <= largest for piece in pieces)
     return np.concatenate(pieces, dtype=np.int32 if fits else np.int64, casting="same_kind")
 
 

@@ -74,7 +74,7 @@ def measure(batch: pa.RecordBatch, definition: LengthDefinition) -> Measurement:
             lengths[metric] = ragged(array, column=column).lengths
     main = definition.columns[0]
     num_null = take_column(batch, main[1]).null_count
-    num_empty = int(np.count_nonzero(lengths[main[0]] == 0)) - num_null
+    num_empty = batch.num_rows - int(np.count_nonzero(lengths[main[0]])) - num_null
     if definition.labels_column is not None:
         labels = take_column(batch, definition.labels_column)
         lengths[LOSS_TOKENS] = _count_labels(labels, definition, lengths[main[0]])
