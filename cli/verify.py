@@ -48,6 +48,8 @@ def verify(
     """
     opened = load_plan(plan)
     lengths = None if metrics is None else open_metrics(metrics)
+    if lengths is not None:
+        lengths.check_files()
     with Bar("checking") as progress:
         checked = verify_plan(opened, metrics=lengths, progress=progress)
     measured = 0

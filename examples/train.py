@@ -85,7 +85,7 @@ def make_or_load_plan(arguments: argparse.Namespace, metrics: Path, plan: Path) 
         packer.analyze(arguments.source, out=metrics, text_column="text", tokenizer=arguments.tokenizer)
     if not plan.exists():
         config = packer.PlanConfig(max_tokens=arguments.max_tokens, epochs=arguments.epochs, grad_accum=2)
-        packer.make_plan(packer.open_metrics(metrics), config, out=plan)
+        packer.make_plan(metrics, config, out=plan)
     return packer.load_plan(plan)
 
 

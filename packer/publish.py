@@ -35,14 +35,19 @@ def published_directory(
         TargetBusyError: another process is writing the same target.
         TargetWriteError: no room, no permission, or a read-only place.
     """
+    shown = os.fspath(target)
     target = Path(os.path.abspath(target))  # not resolve(): a link as target is refused below, not followed
-    _refuse_existing(target, marker, overwrite)
+    _refuse_existing(target, shown, marker, overwrite)
     partial = target.with_name(f".{target.name}.partial")
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise _unwritable(shown, error) from error
+    try:
         with exclusive_lock(target):
             _restore_replaced(target)
-            _refuse_existing(target, marker, overwrite)  # the run that held the lock may have published it
+            # The run that held the lock may have published it.
+            _refuse_existing(target, shown, marker, overwrite)
             if not keep_partial and partial.exists():
                 shutil.rmtree(partial)
             partial.mkdir(exist_ok=True)
@@ -57,12 +62,16 @@ def published_directory(
     except OSError as error:
         if isinstance(error, TargetExistsError | TargetBusyError | TargetWriteError):
             raise
-        if error.errno in _UNWRITABLE:
-            raise TargetWriteError(
-                f"cannot write {target}: {os.strerror(error.errno)}; nothing was published, "
-                "make room or choose another --out"
-            ) from error
+        beside = str(target.with_name(f".{target.name}."))  # the lock, the partial folder, the replaced one
+        if error.errno in _UNWRITABLE or str(error.filename).startswith(beside):
+            raise _unwritable(shown, error) from error
         raise
+
+
+def _unwritable(shown: str, error: OSError) -> TargetWriteError:
+    return TargetWriteError(
+        f"cannot write {shown}: {error.strerror}; nothing was published, make room or choose another --out"
+    )
 
 
 _UNWRITABLE = {
@@ -78,16 +87,16 @@ _UNWRITABLE = {
 }
 
 
-def _refuse_existing(target: Path, marker: str, overwrite: bool) -> None:
+def _refuse_existing(target: Path, shown: str, marker: str, overwrite: bool) -> None:
     if not os.path.lexists(target):
         return
     if not overwrite:
-        raise TargetExistsError(f"{target} exists already; choose another --out or add --overwrite")
+        raise TargetExistsError(f"{shown} exists already; choose another --out or add --overwrite")
     if target.is_symlink() or not target.is_dir():
-        raise TargetExistsError(f"{target} is not a directory of ours, so --overwrite leaves it alone")
+        raise TargetExistsError(f"{shown} is not a directory of ours, so --overwrite leaves it alone")
     if any(target.iterdir()) and not (target / marker).is_file():
         raise TargetExistsError(
-            f"{target} holds no {marker}, so it is not what --overwrite may replace; choose another --out"
+            f"{shown} holds no {marker}, so it is not what --overwrite may replace; choose another --out"
         )
 
 

@@ -113,3 +113,17 @@ def test_full_disk_names_the_target(tmp_path: Path) -> None:
     ):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
     assert names(tmp_path) == []
+
+
+def test_a_place_that_takes_no_files_is_one_error() -> None:
+    with pytest.raises(TargetWriteError, match="cannot write /proc/out"):
+        publish(Path("/proc/out"), "text")
+    with pytest.raises(TargetWriteError, match="cannot write /proc/no/such/out"):
+        publish(Path("/proc/no/such/out"), "text")
+
+
+def test_errors_name_the_target_as_it_was_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    publish(Path("out"), "text")
+    with pytest.raises(TargetExistsError, match="^out exists already"):
+        publish(Path("out"), "text")

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from packer.errors import ConfigError, MetricsError
-from packer.metrics import Metrics
+from packer.metrics import Metrics, open_metrics
 from packer.plan.facts import PlanFacts
 from packer.plan.reader import Plan
 from packer.plan.writer import plan_in_memory, write_plan
@@ -22,7 +22,7 @@ LOSS_TOKENS = "loss_tokens"
 
 
 def make_plan(
-    seqlens: ArrayLike | Metrics,
+    seqlens: ArrayLike | Metrics | str | os.PathLike[str],
     config: PlanConfig,
     *,
     loss_tokens: ArrayLike | None = None,
@@ -33,9 +33,9 @@ def make_plan(
     """Decide which samples every rank sees in every micro-batch of every step.
 
     Args:
-        seqlens: (N,) tokens of every sample, integers; a memory map is read in place. Or what
-            ``open_metrics`` gave: it brings the loss tokens and further metrics, and the plan names it, so
-            that the loader can tell another data set from the one that was measured.
+        seqlens: (N,) tokens of every sample, integers; a memory map is read in place. Or a metrics
+            directory, by path or as ``open_metrics`` gave it: it brings the loss tokens and further metrics,
+            and the plan names it, so that the loader can tell another data set from the one measured.
         config: the options.
         loss_tokens: (N,) tokens of every sample that the loss counts. Default: all but each sample's first.
         metrics: further metrics by name, (N,) each, for budgets or a curriculum on them.
@@ -46,12 +46,16 @@ def make_plan(
         ConfigError: options that have no meaning together, or with these lengths.
         SampleTooLongError: a sample that fits no micro-batch, with ``too_long="error"``.
         EmptyPlanError: no step would be left.
-        MetricsError: lengths that are not integers from 0, or arrays that do not belong together.
+        MetricsError: lengths that are not integers from 0, arrays that do not belong together, or a metrics
+            directory whose files are not those that were written.
         TargetExistsError, TargetBusyError, TargetWriteError: see ``published_directory``.
     """
     measured = None
+    if isinstance(seqlens, str | os.PathLike):
+        seqlens = open_metrics(seqlens)
     if isinstance(seqlens, Metrics):
         measured = seqlens
+        measured.check_files()
         # Several budgets may go without a metric named seqlen: then the first of them leads.
         seqlens = measured.metric(SEQLEN if SEQLEN in measured.names else next(iter(config.budgets)))
         metrics = {name: measured.metric(name) for name in measured.names} | dict(metrics or {})

@@ -256,3 +256,13 @@ def test_a_plan_of_a_metrics_directory_takes_all_that_the_directory_knows(tmp_pa
     assert plan.header["loss_tokens"] == "labels"
     epoch = plan.epoch(0)
     assert sum(epoch.step(index).num_loss_tokens or 0 for index in range(epoch.num_steps)) == 4
+
+
+def test_metrics_that_were_changed_are_not_planned(tmp_path) -> None:
+    pq.write_table(pa.table({"length": [5, 3, 8, 2]}), tmp_path / "data.parquet")
+    analyze(tmp_path / "data.parquet", out=tmp_path / "metrics", length_column="length")
+    make_plan(tmp_path / "metrics", PlanConfig(max_tokens=16))
+    with (tmp_path / "metrics/seqlen/seqlen_sample_to_metric.bin").open("r+b") as file:
+        file.write(b"\x06")
+    with pytest.raises(MetricsError, match="not the file that was written"):
+        make_plan(tmp_path / "metrics", PlanConfig(max_tokens=16))
