@@ -125,5 +125,5 @@ def test_a_place_that_takes_no_files_is_one_error() -> None:
 def test_errors_name_the_target_as_it_was_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     publish(Path("out"), "text")
-    with pytest.raises(TargetExistsError, match="^out exists already"):
+    with pytest.raises(TargetExistsError, match=r"^out exists already"):
         publish(Path("out"), "text")
