@@ -12,7 +12,9 @@ from packer.runtime.collate import num_values
 from packer.runtime.pieces import length_mismatch, num_tokens, read_samples
 from packer.runtime.shard import IGNORE_INDEX, Piece, RowLayout, cut, position_ids
 
-_MADE_HERE = frozenset({"labels", "shift_labels", "position_ids", "attention_mask"})
+_MADE_HERE = frozenset(
+    {"attention_mask", "cu_seqlens", "labels", "max_seqlen", "position_ids", "shift_labels"}
+)
 
 
 class MapStyle(Protocol):
@@ -127,10 +129,13 @@ class _Reader:
             fields = self._read_slice(self._sample_ids[piece.sample], start, stop)
         else:
             fields = {name: values[start:stop] for name, values in self._whole[piece.sample].items()}
-        if len(fields["input_ids"]) != min(piece.stop + ahead, planned) - piece.start:
+        if (
+            num_tokens(fields, self._sample_ids[piece.sample])
+            != min(piece.stop + ahead, planned) - piece.start
+        ):
             sample_id = self._sample_ids[piece.sample]
             raise self._mismatch(piece.sample, num_tokens(self._dataset[sample_id], sample_id))
-        return {name: _as_array(values) for name, values in fields.items()}
+        return self._aligned(fields)
 
     def _mismatch(self, index: int, found: int) -> LengthMismatchError:
         start = None if self._starts is None else self._starts[index]

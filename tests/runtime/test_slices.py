@@ -147,6 +147,17 @@ def test_fields_of_a_sample_as_a_whole_have_no_slice():
     assert batch.keys() == {"input_ids", "position_ids", "shift_labels"}
 
 
+def test_a_data_set_that_slices_may_bring_along_what_belongs_to_a_sample_as_a_whole():
+    class Named(Sliced):
+        def read_slice(self, sample_id, start, stop):
+            return super().read_slice(sample_id, start, stop) | {"name": f"sample {sample_id}", "score": 0.5}
+
+    layout = RowLayout.packed(np.array([5]), 8)
+    for rank in range(4):
+        batch = read_shard(Named([sample(0, 5)]), np.array([0]), layout, rank_spans(layout, rank, 4))
+        assert batch.keys() == {"input_ids", "weights", "position_ids", "shift_labels"}
+
+
 def test_labels_that_are_shifted_already_are_not_shifted_again():
     layout = RowLayout.packed(np.array([3, 2]), 6)
     samples = [{"input_ids": np.arange(n), "labels": 10 + np.arange(n)} for n in (3, 2)]
