@@ -14,7 +14,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-_RECORD = struct.Struct("<4sIQQI36x")  # magic, stage, unit, payload bytes, CRC-32; padded to a cache line
+_RECORD = struct.Struct("<4sIQQI36x")  # magic, stage, unit, payload bytes, checksum; padded to a cache line
 _MAGIC = b"unit"
 _JOB = 0xFFFF_FFFF  # stage number of the record that names the job
 
@@ -66,7 +66,7 @@ class Journal:
         self._file.close()
 
     def _write(self, stage: int, number: int, payload: bytes) -> int:
-        header = _RECORD.pack(_MAGIC, stage, number, len(payload), zlib.crc32(payload))
+        header = _RECORD.pack(_MAGIC, stage, number, len(payload), _checksum(stage, number, payload))
         start = self._file.tell() + _RECORD.size
         self._file.write(header)
         self._file.write(payload)
@@ -85,7 +85,7 @@ class Journal:
             if magic != _MAGIC or start + length > os.fstat(self._file.fileno()).st_size:
                 break
             payload = self._file.read(length)
-            if zlib.crc32(payload) != checksum:
+            if _checksum(stage, number, payload) != checksum:
                 break
             if end == 0 and (stage != _JOB or payload != named):
                 break
@@ -94,3 +94,7 @@ class Journal:
             end = start + length + -length % _RECORD.size
             self._file.seek(end)
         return end
+
+
+def _checksum(stage: int, number: int, payload: bytes) -> int:
+    return zlib.crc32(payload, zlib.crc32(f"{stage}/{number}".encode()))
