@@ -178,6 +178,28 @@ def copying_plan(kind: str) -> tuple[Plan, list[int]]:
     return plan_in_memory(made, [epoch(rows, dp_size=2)], dropped=drops()), seqlens
 
 
+def many_rows(num_rows: int, num_epochs: int = 1) -> tuple[PlanFacts, list[PlannedEpoch]]:
+    """Return facts and epochs of a plan in which row r holds sample 2r and 2r + 1."""
+    planned = PlannedEpoch(
+        sample_ids=np.arange(2 * num_rows, dtype=np.int32),
+        seqlens=np.full(2 * num_rows, 7, np.int32),
+        starts=None,
+        offsets=np.arange(0, 2 * num_rows + 1, 2),
+        padded_seqlens=np.full(num_rows, 7, np.int32),
+        costs=np.full(num_rows, 14),
+        is_filler=np.zeros(num_rows, bool),
+        is_repeat=np.zeros(num_rows, bool),
+        step_num_samples=np.full(num_rows, 2),
+        step_num_tokens=np.full(num_rows, 14),
+        step_num_loss_tokens=None,
+        step_max_seqlen=np.full(num_rows, 7, np.int32),
+        lr_scales=np.ones(num_rows),
+        dropped=drops(),
+    )
+    made = PlanFacts(config=config(), num_samples=2 * num_rows, num_tokens=14 * num_rows)
+    return made, [planned] * num_epochs
+
+
 def forge(folder: Path, name: str, edit) -> None:
     """Change a file of a plan and set every hash to match: what is wrong then is the content alone.
 

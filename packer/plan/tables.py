@@ -2,8 +2,9 @@
 
 import hashlib
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, Self
 
 import pyarrow as pa
 
@@ -49,11 +50,35 @@ class MemoryTarget:
         return {name: stream.getvalue() for name, stream in self._streams.items()}
 
 
+class TableFiles:
+    """The tables of one plan; leaving the context closes what an error left open."""
+
+    def __init__(self, target: Target) -> None:
+        self._target = target
+        self._pool = ThreadPoolExecutor(max_workers=2)  # hashes of values, and of bytes
+        self._streams: list[Any] = []
+
+    def open(self, name: str, columns: pa.Schema) -> "TableFile":
+        """Begin a table."""
+        stream = self._target.open(name)
+        self._streams.append(stream)
+        return TableFile(stream, columns, self._pool)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._pool.shutdown()
+        for stream in self._streams:
+            with suppress(OSError):  # a full disk has said so already
+                stream.close()
+
+
 class TableFile:
     """One table, appended batch by batch; values and bytes are hashed in threads while they are written."""
 
-    def __init__(self, target: Target, name: str, columns: pa.Schema, pool: ThreadPoolExecutor) -> None:
-        self._sink = _HashingSink(target.open(name), pool)
+    def __init__(self, stream: Any, columns: pa.Schema, pool: ThreadPoolExecutor) -> None:
+        self._sink = _HashingSink(stream, pool)
         self._writer = pa.ipc.new_file(self._sink, columns)
         self._pool = pool
         self._digests: list[str] = []

@@ -3,7 +3,6 @@
 import json
 import os
 from collections.abc import Iterable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from typing import Any
 
@@ -18,7 +17,7 @@ from packer.plan.epoch import DROP_REASONS, DroppedSamples, PlannedEpoch
 from packer.plan.facts import PlanFacts
 from packer.plan.reader import Plan, load_plan
 from packer.plan.storage import MemoryFiles
-from packer.plan.tables import FolderTarget, MemoryTarget, TableFile, Target
+from packer.plan.tables import FolderTarget, MemoryTarget, TableFiles, Target
 from packer.publish import published_directory
 
 
@@ -98,14 +97,14 @@ def _write_tables(
     counts: list[dict[str, Any]] = []
     shapes = _ShapeTable()
     totals = _Totals()
-    with ThreadPoolExecutor(max_workers=2) as pool:  # hashes of values, and of bytes
-        drops = _DroppedTable(target, facts.num_samples, pool)
+    with TableFiles(target) as tables:
+        drops = _DroppedTable(tables, facts.num_samples)
         drops.append(None, dropped)
         for number, epoch in enumerate(epochs):
             name = schema.microbatches_file(number)
-            files[name], tensor_counts = _write_microbatches(target, name, facts, epoch, shapes, pool)
+            files[name], tensor_counts = _write_microbatches(tables, name, facts, epoch, shapes)
             name = schema.steps_file(number)
-            files[name] = _write_steps(target, name, epoch, totals, pool)
+            files[name] = _write_steps(tables, name, epoch, totals)
             drops.append(number, epoch.dropped)
             counts.append(tensor_counts | {"dropped": _drop_counts(epoch.dropped), "figures": epoch.figures})
         files[schema.DROPPED_FILE] = drops.close()
@@ -124,12 +123,11 @@ def _write_tables(
 
 
 def _write_microbatches(
-    target: Target,
+    tables: TableFiles,
     name: str,
     facts: PlanFacts,
     epoch: PlannedEpoch,
     shapes: "_ShapeTable",
-    pool: ThreadPoolExecutor,
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """Write one epoch's micro-batches; return the file's entry and the epoch's counts."""
     sample_id = schema.id_type(facts.num_samples)
@@ -153,7 +151,7 @@ def _write_microbatches(
         "max_padded_tokens": 0,
         "rank_imbalance": _rank_imbalance(epoch.costs, facts.config["dp_size"]),
     }
-    table = TableFile(target, name, columns, pool)
+    table = tables.open(name, columns)
     for first in range(0, num_rows, rows_per_batch):
         rows = slice(first, min(first + rows_per_batch, num_rows))
         arrays = _microbatch_arrays(epoch, rows, facts.config["dp_size"], facts.config["grad_accum"])
@@ -210,12 +208,10 @@ def _whole_samples(arrays: dict[str, Any]) -> NDArray[np.integer]:
     return np.diff(begun)
 
 
-def _write_steps(
-    target: Target, name: str, epoch: PlannedEpoch, totals: "_Totals", pool: ThreadPoolExecutor
-) -> dict[str, Any]:
+def _write_steps(tables: TableFiles, name: str, epoch: PlannedEpoch, totals: "_Totals") -> dict[str, Any]:
     """Write one epoch's steps; return the file's entry. ``samples_before`` counts over all epochs."""
     columns = schema.steps_schema()
-    table = TableFile(target, name, columns, pool)
+    table = tables.open(name, columns)
     samples_before, totals.samples = _running(epoch.step_num_samples, totals.samples)
     tokens_before, totals.tokens = _running(epoch.step_num_tokens, totals.tokens)
     arrays = {
@@ -239,9 +235,9 @@ def _write_steps(
 class _DroppedTable:
     """``dropped.arrow``, filled epoch by epoch in record batches of equal size."""
 
-    def __init__(self, target: Target, num_samples: int, pool: ThreadPoolExecutor) -> None:
+    def __init__(self, tables: TableFiles, num_samples: int) -> None:
         self._columns = schema.dropped_schema(sample_id=schema.id_type(num_samples))
-        self._table = TableFile(target, schema.DROPPED_FILE, self._columns, pool)
+        self._table = tables.open(schema.DROPPED_FILE, self._columns)
         self._pending: list[pa.RecordBatch] = []
 
     def append(self, epoch: int | None, dropped: DroppedSamples) -> None:

@@ -119,26 +119,9 @@ def tree(folder: Path) -> dict[str, bytes]:
     return {str(p.relative_to(folder)): p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file()}
 
 
-def big_plan(num_rows: int = 200_000, **options: object) -> Plan:
+def big_plan(num_rows: int = 200_000) -> Plan:
     """Return a plan of several record batches: row r holds sample 2r and 2r + 1."""
-    rows = np.arange(num_rows)
-    epoch = plans.PlannedEpoch(
-        sample_ids=np.arange(2 * num_rows, dtype=np.int32),
-        seqlens=np.full(2 * num_rows, 7, np.int32),
-        starts=None,
-        offsets=np.arange(0, 2 * num_rows + 1, 2),
-        padded_seqlens=np.full(num_rows, 7, np.int32),
-        costs=rows,
-        is_filler=np.zeros(num_rows, bool),
-        is_repeat=np.zeros(num_rows, bool),
-        step_num_samples=np.full(num_rows, 2),
-        step_num_tokens=np.full(num_rows, 14),
-        step_num_loss_tokens=None,
-        step_max_seqlen=np.full(num_rows, 7, np.int32),
-        lr_scales=np.ones(num_rows),
-        dropped=plans.drops(),
-    )
-    return plan_in_memory(plans.facts([7] * 2 * num_rows, **options), [epoch], dropped=plans.drops())
+    return plan_in_memory(*plans.many_rows(num_rows), dropped=plans.drops())
 
 
 def test_rows_are_found_across_record_batches(tmp_path):
