@@ -44,7 +44,7 @@ class Decoder(nn.Module):
         self.shape = shape
         self.embedding = nn.Embedding(shape.vocab_size, shape.hidden_size)
         self.layers = nn.ModuleList(Layer(shape) for _ in range(shape.num_layers))
-        self.norm = nn.RMSNorm(shape.hidden_size)
+        self.norm = nn.Parameter(torch.ones(shape.hidden_size))
         self.head = nn.Linear(shape.hidden_size, shape.vocab_size, bias=False)
         for parameter in self.parameters():
             if parameter.ndim == 2:
@@ -59,31 +59,37 @@ class Decoder(nn.Module):
         # (B, S, 1, head_dim / 2)
         cosine, sine = self.cosine[positions][:, :, None], self.sine[positions][:, :, None]
         x = self.embedding(batch["input_ids"])
+        branch = torch.zeros_like(x)
         for layer in self.layers:
-            x = layer(x, cosine, sine, batch)
+            x, branch = layer(x, branch, cosine, sine, batch)
+        _, normed = AddNorm.apply(x, branch, self.norm)
         labels = functional.pad(batch["labels"], (0, 1), value=-100)[:, 1:]
-        return LinearCrossEntropy.apply(self.norm(x).flatten(0, 1), self.head.weight, labels.flatten())
+        return LinearCrossEntropy.apply(normed.flatten(0, 1), self.head.weight, labels.flatten())
 
 
 class Layer(nn.Module):
     def __init__(self, shape: Shape) -> None:
         super().__init__()
         self.num_heads = shape.num_heads
-        self.attention_norm = nn.RMSNorm(shape.hidden_size)
+        self.attention_norm = nn.Parameter(torch.ones(shape.hidden_size))
         self.query_key_value = nn.Linear(shape.hidden_size, 3 * shape.hidden_size, bias=False)
         self.out = nn.Linear(shape.hidden_size, shape.hidden_size, bias=False)
-        self.mlp_norm = nn.RMSNorm(shape.hidden_size)
+        self.mlp_norm = nn.Parameter(torch.ones(shape.hidden_size))
         self.gate_up = nn.Linear(shape.hidden_size, 2 * shape.intermediate_size, bias=False)
         self.down = nn.Linear(shape.intermediate_size, shape.hidden_size, bias=False)
 
-    def forward(self, x: Tensor, cosine: Tensor, sine: Tensor, batch: Mapping[str, Any]) -> Tensor:
+    def forward(
+        self, x: Tensor, branch: Tensor, cosine: Tensor, sine: Tensor, batch: Mapping[str, Any]
+    ) -> tuple[Tensor, Tensor]:
+        """Take and return the stream, and the last branch, which is yet to be added to it."""
         rows, length, hidden = x.shape
+        x, normed = AddNorm.apply(x, branch, self.attention_norm)
         # (B, S, 3·hidden) -> 3 × (B, S, heads, head_dim)
-        projected = self.query_key_value(self.attention_norm(x)).view(rows, length, 3, self.num_heads, -1)
+        projected = self.query_key_value(normed).view(rows, length, 3, self.num_heads, -1)
         query, key, value = Rotary.apply(projected, cosine, sine).unbind(2)
         attended = attend(query, key, value, batch).reshape(rows, length, hidden)
-        x = x + self.out(attended)
-        return x + self.down(SwiGLU.apply(self.gate_up(self.mlp_norm(x))))
+        x, normed = AddNorm.apply(x, self.out(attended), self.mlp_norm)
+        return x, self.down(SwiGLU.apply(self.gate_up(normed)))
 
 
 _VARLEN_CAUSAL: dict[str, Any] = (
@@ -126,6 +132,38 @@ def _swiglu_back(gate_up: Tensor, grad: Tensor) -> Tensor:
     return torch.cat([grad * up * (sigmoid + silu * (1 - sigmoid)), grad * silu], dim=-1).to(gate_up.dtype)
 
 
+def _add_norm(x: Tensor, branch: Tensor, weight: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    total = x + branch
+    scale = torch.rsqrt(total.float().square().mean(-1, keepdim=True) + 1e-6)
+    return total, (total.float() * scale * weight.float()).to(x.dtype), scale
+
+
+def _add_norm_back(
+    total: Tensor, scale: Tensor, weight: Tensor, grad_total: Tensor, grad_normed: Tensor
+) -> tuple[Tensor, Tensor]:
+    direction = total.float() * scale
+    grad = grad_normed.float() * weight.float()
+    grad_x = scale * (grad - direction * (grad * direction).mean(-1, keepdim=True)) + grad_total.float()
+    grad_weight = (grad_normed.float() * direction).flatten(0, -2).sum(0)
+    return grad_x.to(total.dtype), grad_weight.to(weight.dtype)
+
+
+class AddNorm(torch.autograd.Function):
+    """Adds a branch to the stream and normalises the sum by its root mean square."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, branch: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+        total, normed, scale = pointwise("add_norm", _add_norm)(x, branch, weight)
+        ctx.save_for_backward(total, scale, weight)
+        return total, normed
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad_total: Tensor, grad_normed: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        grads = pointwise("add_norm_back", _add_norm_back)(*ctx.saved_tensors, grad_total, grad_normed)
+        return grads[0], grads[0], grads[1]
+
+
 class Rotary(torch.autograd.Function):
     """Turns queries and keys by their positions; keeps only the angles."""
 
@@ -160,11 +198,11 @@ FUSE = True
 """Compile the functions that only move memory; matrix products and attention stay as they are."""
 
 
-def pointwise(name: str, function: Any) -> Any:
+def pointwise(name: str, function: Any, *, dynamic: bool | None = True) -> Any:
     if not FUSE:
         return function
     if name not in _POINTWISE:
-        _POINTWISE[name] = torch.compile(function, dynamic=True)
+        _POINTWISE[name] = torch.compile(function, dynamic=dynamic)
     return _POINTWISE[name]
 
 

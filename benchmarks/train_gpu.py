@@ -19,8 +19,12 @@ GPU.
 import argparse
 import gc
 import json
+import random
+import re
+import sysconfig
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass
@@ -51,6 +55,9 @@ class Setting:
     max_tokens: int
     length_divisor: int
     target_tokens: int
+    early_tokens: int
+    """Where the loss is compared with the batches that are too slow to reach ``target_tokens``."""
+    max_words: int
     sizes: tuple[int, ...]
     """Numbers of samples to try for the largest that fits."""
     short_sizes: tuple[int, ...]
@@ -65,6 +72,8 @@ FULL = Setting(
     max_tokens=32_768,
     length_divisor=1,
     target_tokens=6_500_000,
+    early_tokens=3_000_000,
+    max_words=20_000_000,
     sizes=(8, 10, 12, 16, 20, 24),
     short_sizes=(4, 8),
     warm_up_updates=8,
@@ -77,6 +86,8 @@ TINY = Setting(
     max_tokens=512,
     length_divisor=64,
     target_tokens=12_000,
+    early_tokens=6_000,
+    max_words=300_000,
     sizes=(2, 3),
     short_sizes=(2,),
     warm_up_updates=2,
@@ -96,24 +107,28 @@ class Update(NamedTuple):
     batches: Iterable[Batch]
 
 
-class ChainTokens:
-    """Samples of given lengths from a random chain: each token has eight likely successors, so there is much
-    to learn."""
+class SourceTokens:
+    """Samples of given lengths, end to end in the Python sources installed here: real text, a word a
+    token."""
 
-    def __init__(self, seqlens: np.ndarray, vocab_size: int, path: Path) -> None:
+    WORD = re.compile(rb"[A-Za-z]+|[0-9]|[ ]+|[^A-Za-z0-9 ]")
+
+    def __init__(self, seqlens: np.ndarray, vocab_size: int, path: Path, max_words: int) -> None:
         self.edges = np.concatenate([[0], np.cumsum(seqlens, dtype=np.int64)])
         self.path = path
-        generator = np.random.default_rng(0)
-        successors = generator.integers(0, vocab_size, (vocab_size, 8))
-        likely = np.array([0] * 6 + [1] * 4 + [2] * 2 + [3, 4, 5, 6])  # of 16: how often each successor comes
-        # (chains, steps): many chains at once, laid end to end
-        steps = -(-int(self.edges[-1]) // 4096)
-        tokens = np.empty((4096, steps), np.int32)
-        state = generator.integers(0, vocab_size, 4096)
-        for step in range(steps):
-            state = successors[state, likely[generator.integers(0, 16, 4096)]]
-            tokens[:, step] = state
-        np.save(path, tokens.ravel())
+        folders = {Path(sysconfig.get_paths()[name]) for name in ("stdlib", "purelib")}
+        files = sorted(file for folder in folders for file in folder.rglob("*.py"))
+        random.Random(0).shuffle(files)
+        words: list[bytes] = []
+        for file in files:
+            words += self.WORD.findall(file.read_bytes())
+            if len(words) > max_words:
+                break
+        common = Counter(words).most_common(vocab_size - 1)
+        number = {word: token for token, (word, _) in enumerate(common, start=1)}
+        tokens = np.fromiter((number.get(word, 0) for word in words), np.int32, len(words))
+        # Where there is less text than the lengths ask for, it is read again from the start.
+        np.save(path, np.resize(tokens, self.edges[-1]))
         self._tokens: np.ndarray | None = None
 
     def __len__(self) -> int:
@@ -202,29 +217,31 @@ class Trainer:
         self.optimizer = torch.optim.AdamW(
             self.model.parameters(), lr=6e-4, betas=(0.9, 0.95), fused=self.on_gpu or None
         )
+        self.num_updates = 0
         self.waits: list[tuple[Any, Any]] = []
         self.done: list[Any] = []
 
-    def train(self, updates: Iterable[Update], target_tokens: int, limit_s: float) -> dict[str, Any]:
-        """Train until so many tokens or seconds; speed is that after the warm-up."""
-        if self.on_gpu:
-            torch.cuda.reset_peak_memory_stats()
-        seen = counted = squared = number = 0
-        losses = []
+    def train(
+        self, updates: Iterator[Update], target_tokens: int, limit_s: float, *, warm_up: int
+    ) -> dict[str, Any]:
+        """Go on until so many tokens of these updates or seconds; speed is that after the warm-up."""
+        seen = counted = squared = 0
+        self.waits.clear()
         start = time.perf_counter()
         for number, update in enumerate(updates, start=1):
+            self.num_updates += 1
             for group in self.optimizer.param_groups:
-                group["lr"] = 6e-4 * min(1.0, number / 20)
-            losses.append(self._update(update) / update.num_loss_tokens)
+                group["lr"] = 6e-4 * min(1.0, self.num_updates / 20)
+            self._update(update)
             seen += update.num_tokens
             counted += update.num_tokens
             squared += update.squared_seqlens
-            if number == self.setting.warm_up_updates:
+            if number == warm_up:
                 self._wait()
                 self.waits.clear()
                 counted = squared = 0
                 start = time.perf_counter()
-            is_late = number > self.setting.warm_up_updates and time.perf_counter() - start > limit_s
+            is_late = number > warm_up and time.perf_counter() - start > limit_s
             if seen >= target_tokens or is_late:
                 break
         self._wait()
@@ -233,7 +250,7 @@ class Trainer:
         flops = shape.dense_flops(counted) + shape.attention_flops(squared)
         waited = sum(asked.elapsed_time(got) for asked, got in self.waits) / 1000 if self.on_gpu else 0.0
         return {
-            "updates": number,
+            "updates": self.num_updates,
             "tokens": seen,
             "tokens_per_second": counted / seconds,
             "teraflops": flops / seconds / 1e12,
@@ -241,22 +258,17 @@ class Trainer:
             "wait_share": waited / seconds,
             "peak_gigabytes": torch.cuda.max_memory_allocated() / 1e9 if self.on_gpu else 0.0,
             "reserved_gigabytes": torch.cuda.max_memory_reserved() / 1e9 if self.on_gpu else 0.0,
-            "train_loss": float(torch.stack(losses[-20:]).mean()),
         }
 
-    def _update(self, update: Update) -> torch.Tensor:
-        total = torch.zeros((), device=self.setting.device)
+    def _update(self, update: Update) -> None:
         for batch in self._timed(update.batches):
-            loss = self.model(batch)
-            (loss / update.num_loss_tokens).backward()
-            total += loss.detach()
+            (self.model(batch) / update.num_loss_tokens).backward()
         self.optimizer.step()
         self.optimizer.zero_grad()
         if self.on_gpu:  # the host runs two updates ahead, not more
             self.done.append(torch.cuda.current_stream().record_event())
             if len(self.done) > 2:
                 self.done.pop(0).synchronize()
-        return total
 
     def _timed(self, batches: Iterable[Batch]) -> Iterator[Batch]:
         """Note, on the GPU's own clock, how long it stood between the last kernel before a batch and the
@@ -340,7 +352,9 @@ class Bench:
             seqlens = seqlens[:2000]
         self.seqlens = seqlens
         self.longest = -(-int(seqlens.max()) // 8) * 8
-        self.dataset = ChainTokens(seqlens, setting.shape.vocab_size, folder / "tokens.npy")
+        self.dataset = SourceTokens(
+            seqlens, setting.shape.vocab_size, folder / "tokens.npy", setting.max_words
+        )
         order = np.random.default_rng(0).permutation(len(seqlens))
         self.held_out, self.train = np.sort(order[:NUM_HELD_OUT]), np.sort(order[NUM_HELD_OUT:])
         self.plans = {
@@ -361,28 +375,34 @@ class Bench:
 
     def variants(self) -> dict[str, Callable[[], dict[str, Any]]]:
         """Return what is measured, in order; the largest batch that fits is found on the way."""
-        short = self.setting.target_tokens // 5
+        target, early = self.setting.target_tokens, self.setting.early_tokens
         return {
-            f"rows of {self.row}": lambda: self._run(self._rows(), short, limit_s=40, held_out=False),
-            "packed": lambda: self._run(self._planned("packed"), self.setting.target_tokens),
-            "padded": lambda: self._run(self._planned("padded"), self.setting.target_tokens),
+            f"rows of {self.row}": lambda: self._run(self._rows(), target // 5),
+            "packed": lambda: self._run(self._planned("packed"), early, target),
+            "padded": lambda: self._run(self._planned("padded"), early, target),
+            "grouped, largest": lambda: self._sized("grouped", self._largest(), early, target),
+            "fixed, largest": lambda: self._sized("fixed", self._largest(), early),
             "loader alone, packed": lambda: self._loader_alone("packed"),
             "loader alone, padded": lambda: self._loader_alone("padded"),
-            "grouped, largest": lambda: self._sized("grouped", self._largest(), self.setting.target_tokens),
-            "fixed, largest": lambda: self._sized("fixed", self._largest(), self.setting.target_tokens),
         } | {
-            f"fixed, {size}": lambda size=size: self._sized("fixed", size, short, held_out=False)
+            f"fixed, {size}": lambda size=size: self._sized("fixed", size, target // 10)
             for size in self.setting.short_sizes
         }
 
-    def _run(
-        self, updates: Iterable[Update], target_tokens: int, *, limit_s: float = 130, held_out: bool = True
-    ) -> dict[str, Any]:
+    def _run(self, updates: Iterator[Update], *targets: int) -> dict[str, Any]:
+        """Train until each of the targets in turn; speed is that of the last stretch."""
         trainer = self._trainer()
-        result = trainer.train(updates, target_tokens, limit_s)
-        if held_out:
-            result["held_out_loss"] = trainer.evaluate(self._loader("held out"))
-        return result
+        if self.setting.device == "cuda":
+            torch.cuda.reset_peak_memory_stats()
+        losses, result, before = [], {}, 0
+        for target in targets:
+            warm_up = self.setting.warm_up_updates if not losses else 0
+            result = trainer.train(updates, target - before, limit_s=105, warm_up=warm_up)
+            losses.append(trainer.evaluate(self._loader("held out")))
+            before += result["tokens"]
+        early = {"early_loss": losses[0]} if targets[0] == self.setting.early_tokens else {}
+        late = {"loss": losses[-1]} if targets[-1] == self.setting.target_tokens else {}
+        return result | {"tokens": before} | early | late
 
     def _trainer(self) -> Trainer:
         gc.collect()
@@ -398,7 +418,7 @@ class Bench:
     def _planned(self, name: str) -> Iterator[Update]:
         return updates_of_plan(self._loader(name))
 
-    def _sized(self, kind: str, size: int, target_tokens: int, *, held_out: bool = True) -> dict[str, Any]:
+    def _sized(self, kind: str, size: int, *targets: int) -> dict[str, Any]:
         make = {
             "fixed": fixed_batches,
             "grouped": lambda ids, size: grouped_batches(ids, self.seqlens, size),
@@ -406,7 +426,7 @@ class Bench:
         batches = make(self.train, size)
         padded = sum(size * int(self.seqlens[ids].max()) for ids in batches)
         updates = updates_of_lists(self.dataset, self.seqlens, batches, self.setting)
-        result = self._run(updates, target_tokens, held_out=held_out, limit_s=130 if held_out else 25)
+        result = self._run(updates, *targets)
         real = sum(int(self.seqlens[ids].sum()) for ids in batches)
         return result | {"samples": size, "padded_per_real": padded / real}
 
@@ -476,16 +496,21 @@ def write(path: Path, bench: Bench, seconds: float) -> None:
 
 def print_table(results: dict[str, dict[str, Any]]) -> None:
     best = next((r["teraflops"] for name, r in results.items() if name.startswith("rows")), float("nan"))
-    print(f"\n{'':22}{'tokens/s':>10}{'TFLOP/s':>9}{'of rows':>9}{'waits':>8}{'peak GB':>9}{'loss':>8}")
+    columns = ("tokens/s", "TFLOP/s", "of rows", "waits", "peak GB", "early loss", "loss")
+    print(f"\n{'':22}" + "".join(f"{column:>11}" for column in columns))
     for name, result in results.items():
-        if "teraflops" in result:
-            print(
-                f"{name:22}{result['tokens_per_second']:10,.0f}{result['teraflops']:9.1f}"
-                f"{result['teraflops'] / best:9.3f}{result['wait_share']:8.2%}{result['peak_gigabytes']:9.1f}"
-                f"{result.get('held_out_loss', float('nan')):8.3f}"
-            )
-        else:
-            print(f"{name:22}{result['tokens_per_second']:10,.0f}")
+        if "teraflops" not in result:
+            print(f"{name:22}{result['tokens_per_second']:11,.0f}")
+            continue
+        numbers = [
+            f"{result['tokens_per_second']:,.0f}",
+            f"{result['teraflops']:.1f}",
+            f"{result['teraflops'] / best:.3f}",
+            f"{result['wait_share']:.3%}",
+            f"{result['peak_gigabytes']:.1f}",
+            *(f"{result[loss]:.3f}" if loss in result else "" for loss in ("early_loss", "loss")),
+        ]
+        print(f"{name:22}" + "".join(f"{number:>11}" for number in numbers))
 
 
 if __name__ == "__main__":
