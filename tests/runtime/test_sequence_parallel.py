@@ -247,6 +247,24 @@ def test_ranks_of_a_group_are_neighbours_and_share_each_micro_batch(layout) -> N
             )
 
 
+MESHES = [(2, 1, 2), (1, 2, 2), (1, 1, 4)]
+
+
+def places(device: torch.device) -> list[tuple[int, int, int, int]]:
+    """On one rank: its place on each mesh of replicas × shards × sequence ranks."""
+    plan, found = make_plan("packed", 4), []
+    for shape in MESHES:
+        mesh = init_device_mesh(device.type, shape, mesh_dim_names=("dp_replicate", "dp_shard", "sp"))
+        loader = PlanLoader(plan, SlicedTokens(), mesh=mesh)
+        found.append((loader.dp_rank, loader.dp_size, loader.sp_rank, loader.sp_size))
+    return found
+
+
+def test_groups_are_contiguous_on_a_mesh_of_replicas_shards_and_sequence_ranks() -> None:
+    for rank, found in enumerate(run_ranks(places, 4)):
+        assert found == [(rank // sp, 4 // sp, rank % sp, sp) for _, _, sp in MESHES]
+
+
 @pytest.mark.parametrize("layout", ["padded", "packed"])
 def test_a_plan_that_does_not_divide_is_refused(layout) -> None:
     with pytest.raises(PlanError, match="plan again with --sp-size 4"):
