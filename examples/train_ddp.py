@@ -75,4 +75,4 @@ def main() -> None:
 
 if __name__ == "__main__":
     main()
-    dist.destroy_process_group()
+    dist.destroy_process_group()  # after main, so that nothing refers to its groups any more

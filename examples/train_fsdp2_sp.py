@@ -135,4 +135,4 @@ def mask_for(device: torch.device, batch: Batch) -> dict[str, torch.Tensor]:
 
 if __name__ == "__main__":
     main()
-    dist.destroy_process_group()
+    dist.destroy_process_group()  # after main, so that nothing refers to its groups any more
