@@ -62,7 +62,8 @@ def verify(
 def _for_people(plan: Path, checked: Verified, measured: int) -> str:
     lines = [
         f"{plan}: every invariant holds",
-        f"  {checked.num_files} files as written; {checked.num_steps:,} steps of {checked.num_epochs} epochs",
+        f"  {checked.num_files} files as written; {checked.num_steps:,} steps in {checked.num_epochs} "
+        f"epoch{'s' if checked.num_epochs > 1 else ''}",
         f"  {checked.num_microbatches:,} micro-batches within bounds; {checked.num_samples:,} samples "
         "planned once an epoch, or dropped with a reason",
     ]

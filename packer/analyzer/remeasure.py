@@ -7,7 +7,7 @@ import numpy as np
 
 from packer.errors import ConfigError, SourceChangedError, SourceError
 from packer.metrics import Metrics
-from packer.plan import Plan, check_lengths
+from packer.plan import Plan, check_lengths, main_metric
 from packer.samples import LengthDefinition, check_definition, measure
 from packer.samples.ragged import RowError
 from packer.sources import Source, open_source
@@ -45,6 +45,7 @@ def verify_source(
     _check_identity(plan, source)
     definition = _definition(plan, metrics, tokenizer)
     check_definition(source, definition)
+    metric = main_metric(plan, definition.metrics)
     choice = np.random.default_rng(seed).choice(
         plan.num_samples, min(num_samples, plan.num_samples), replace=False
     )
@@ -52,7 +53,7 @@ def verify_source(
     lengths = np.zeros(len(ids), np.int64)
     for at, batch in enumerate(source.rows(ids, definition.read_columns)):
         try:
-            lengths[at] = measure(batch, definition).lengths["seqlen"][0]
+            lengths[at] = measure(batch, definition).lengths[metric][0]
         except RowError as error:
             raise SourceError(f"{source.place_of_row(int(ids[at]))}: {error}") from error
     check_lengths(plan, ids, lengths)

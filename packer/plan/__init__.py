@@ -12,7 +12,7 @@ from packer.plan.reader import (
     Steps,
     load_plan,
 )
-from packer.plan.verify import Verified, verify_plan
+from packer.plan.verify import Verified, main_metric, verify_plan
 from packer.plan.verify_lengths import check_lengths
 from packer.plan.writer import plan_in_memory, write_plan
 
@@ -31,6 +31,7 @@ __all__ = [
     "Verified",
     "check_lengths",
     "load_plan",
+    "main_metric",
     "plan_in_memory",
     "verify_plan",
     "write_plan",

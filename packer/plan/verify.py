@@ -2,8 +2,11 @@
 
 import hashlib
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
 
 from packer.errors import InvariantError, PlanError, SourceChangedError
 from packer.metrics import Metrics, open_metrics
@@ -61,9 +64,9 @@ def verify_plan(
     if metrics is not None:
         _check_same_metrics(plan, metrics)
     _check_hashes(plan)
-    seqlens = None if metrics is None else metrics.metric("seqlen")
+    seqlens = None if metrics is None else metrics.metric(main_metric(plan, metrics.names))
     steps = StepRules(plan, metrics)
-    rows = RowRules(plan, seqlens)
+    rows = RowRules(plan, seqlens, _budgeted(plan, metrics))
     total = sum(plan.epoch(number).num_microbatches for number in range(plan.num_epochs))
     done = 0
     for number in range(plan.num_epochs):
@@ -87,6 +90,20 @@ def verify_plan(
         num_samples=plan.num_samples,
         with_metrics=metrics is not None,
     )
+
+
+def main_metric(plan: Plan, names: Collection[str]) -> str:
+    """Return which of the metrics ``names`` the plan calls seqlen: of pairs the first that has a budget."""
+    budget = plan.config["max_tokens"]
+    return next(iter(budget)) if isinstance(budget, dict) and "seqlen" not in names else "seqlen"
+
+
+def _budgeted(plan: Plan, metrics: Metrics | None) -> dict[str, NDArray[np.integer]]:
+    """Return the metrics that have a budget of their own."""
+    budget = plan.config["max_tokens"]
+    if metrics is None or not isinstance(budget, dict):
+        return {}
+    return {name: metrics.metric(name) for name in budget}
 
 
 def _check_same_metrics(plan: Plan, metrics: Metrics) -> None:

@@ -1,7 +1,7 @@
 """What must hold for every micro-batch on its own, and for the shapes of a step's micro-batches."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -16,8 +16,11 @@ Columns = NDArray[Any]
 class RowRules:
     """The rules of one configuration; ``check`` applies them to consecutive rows of an epoch."""
 
-    def __init__(self, plan: Plan, seqlens: NDArray[np.integer] | None) -> None:
+    def __init__(
+        self, plan: Plan, seqlens: NDArray[np.integer] | None, budgeted: Mapping[str, NDArray[np.integer]]
+    ) -> None:
         self._plan = plan
+        self._budgeted = budgeted
         self._config = plan.config
         self._metric = seqlens
         self._multiple = math.lcm(self._config.get("sp_size", 1), self._config.get("pad_multiple", 1))
@@ -147,6 +150,7 @@ class RowRules:
                         f"column padded_seqlen_{metric} is missing, max_tokens has {metric}={limit}"
                     )
                 self._check_area(rows, shape, limit, f"max_tokens {metric}")
+                self._check_member(rows, metric, shape)
         elif self._config["count"] == "real":
             rows.refuse(
                 table.num_tokens > budget,
@@ -154,6 +158,21 @@ class RowRules:
             )
         else:
             self._check_area(rows, table.padded_seqlen, budget, "max_tokens")
+
+    def _check_member(self, rows: "_Rows", metric: str, shape: Columns) -> None:
+        """Check the shape of one member of a pair of sequences."""
+        multiple = self._multiple
+        rows.refuse(
+            shape.astype(np.int64) % multiple != 0,
+            lambda at: f"padded_seqlen_{metric} {shape[at]} is no multiple of {multiple}",
+        )
+        if metric in self._budgeted:
+            lengths = self._budgeted[metric][rows.table.sample_ids]
+            longest = np.maximum.reduceat(lengths, rows.table.offsets[:-1])
+            rows.refuse(
+                shape < longest,
+                lambda at: f"padded_seqlen_{metric} is {shape[at]}, its samples need {longest[at]}",
+            )
 
     def _check_area(self, rows: "_Rows", padded: Columns, budget: int, name: str) -> None:
         height = rows.table.num_samples.astype(np.int64) if self._plan.layout == "padded" else 1

@@ -272,3 +272,34 @@ def test_progress_is_told(good):
     told = []
     verify_plan(plan, progress=lambda done, total: told.append((done, total)))
     assert told[-1][0] == told[-1][1] == verify_plan(plan).num_microbatches
+
+
+def test_both_budgets_of_pairs_hold(tmp_path):
+    source, target = [3, 5], [4, 2]
+    row = plans.Row(pieces=[(0, 3), (1, 5)], padded_seqlens={"source": 5, "target": 4})
+    facts = plans.facts(source, max_tokens={"source": 10, "target": 8})
+    metrics = plans.write_metric(tmp_path / "metrics", "source", source)
+    plans.write_metric(metrics, "target", target)
+    for padded, budget, message in (
+        ({"source": 5, "target": 4}, {"source": 10, "target": 8}, None),
+        (
+            {"source": 5, "target": 4},
+            {"source": 10, "target": 7},
+            r"tensor has 8 tokens \(2 × 4\), .* target=7",
+        ),
+        (
+            {"source": 5, "target": 3},
+            {"source": 10, "target": 8},
+            "padded_seqlen_target is 3, its samples need 4",
+        ),
+        ({"source": 5}, {"source": 10, "target": 8}, "column padded_seqlen_target is missing"),
+    ):
+        epoch = plans.epoch([replace(row, padded_seqlens=padded)])
+        config = dict(facts.config) | {"max_tokens": budget}
+        plan = plan_in_memory(replace(facts, config=config), [epoch], dropped=plans.drops())
+        if message is None:
+            verify_plan(plan, metrics=metrics)
+            invariants.check(plan.save(tmp_path / "plan").path, source)
+            continue
+        with pytest.raises(InvariantError, match=message):
+            verify_plan(plan, metrics=metrics)
