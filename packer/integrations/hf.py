@@ -26,8 +26,14 @@ import torch.nn.functional as F  # noqa: N812 (as everybody calls it)
 
 from packer.errors import MissingExtraError
 from packer.integrations.accelerate import num_averaged, place_of, rank_and_world
-from packer.integrations.hf_limits import choose_max_steps, require_attention, require_trainable
+from packer.integrations.hf_limits import (
+    choose_max_steps,
+    forward_parameters,
+    require_attention,
+    require_trainable,
+)
 from packer.integrations.hf_position import read_position, write_position
+from packer.integrations.labels import IGNORE_INDEX, shifted_labels
 from packer.plan import Plan, load_plan
 from packer.runtime import Batch, PlanLoader, PlanLR, Step, StepInfo, count_loss_tokens
 
@@ -47,7 +53,7 @@ else:
             "the Trainer needs transformers: pip install 'microbatch-packer[hf]'"
         ) from error
 
-_IGNORE_INDEX = -100
+_MADE_HERE = frozenset({"labels", "shift_labels", "cu_seqlens", "max_seqlen"})
 
 
 class PlanTrainerMixin(_Mixed):
@@ -149,13 +155,11 @@ class PlanTrainerMixin(_Mixed):
 
     def _model_inputs(self, batch: Batch) -> dict[str, Any]:
         """Pick what the model takes, labels shifted once for the whole row."""
-        self._set_signature_columns_if_needed()
-        inputs = {name: batch[name] for name in self._signature_columns if name in batch and name != "labels"}
-        inputs["position_ids"] = batch["position_ids"]
-        if "shift_labels" in batch:
-            inputs["shift_labels"] = batch["shift_labels"]
-        else:
-            inputs["shift_labels"] = F.pad(batch["labels"], (0, 1), value=_IGNORE_INDEX)[:, 1:].contiguous()
+        taken = forward_parameters(self.model)
+        inputs = {name: batch[name] for name in batch if name in taken and name not in _MADE_HERE}
+        if "cu_seqlens" in batch and "use_cache" in taken:
+            inputs["use_cache"] = False  # with a cache, the samples of a row are not told apart
+        inputs["shift_labels"] = shifted_labels(batch)
         if "cu_seqlens" in batch and "flash" in str(self.model.config._attn_implementation):
             edges, longest = batch["cu_seqlens"], batch["max_seqlen"]
             inputs |= {"cu_seq_lens_q": edges, "cu_seq_lens_k": edges}
@@ -194,7 +198,7 @@ class PlanTrainerMixin(_Mixed):
             loss_sum = F.cross_entropy(
                 logits.float().flatten(0, 1),
                 labels.flatten(),
-                ignore_index=_IGNORE_INDEX,
+                ignore_index=IGNORE_INDEX,
                 reduction="sum",
                 label_smoothing=self.args.label_smoothing_factor,
             )

@@ -1,5 +1,7 @@
 """What a Trainer must be like to play a plan, and why; all else is refused before the first step."""
 
+import inspect
+from collections.abc import Collection
 from typing import Any
 
 from packer.errors import ConfigError, PlanError
@@ -67,6 +69,12 @@ def require_trainable(trainer: Any, plan: Plan, place: dict[str, int]) -> None:
         )
 
 
+def forward_parameters(model: Any) -> Collection[str]:
+    """Return what a model's ``forward`` takes; of an adapter around a model, what that one takes."""
+    inner = model.get_base_model() if hasattr(model, "get_base_model") else model
+    return inspect.signature(inner.forward).parameters
+
+
 def require_attention(model: Any, plan: Plan, sp_size: int) -> None:
     """Refuse attention that mixes up the samples of a packed row, or lacks the mask that it needs.
 
@@ -76,6 +84,11 @@ def require_attention(model: Any, plan: Plan, sp_size: int) -> None:
     """
     attention = str(model.config._attn_implementation)
     packed = plan.layout == "packed"
+    if packed and "position_ids" not in forward_parameters(model):
+        raise ConfigError(
+            f"{type(model).__name__} takes no position_ids, by which the samples of a packed row are told "
+            "apart; plan with --layout padded"
+        )
     if sp_size == 1:
         return
     if "eager" in attention:
