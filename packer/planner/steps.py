@@ -96,7 +96,8 @@ def _balance(
     size = config.microbatches_per_step
     num_steps = len(rows.microbatches) // size
     fixed = config.has_shape_rule or config.order != "random"
-    marks = np.arange(0, num_steps, 1 if fixed else config.balance_steps)
+    num_windows = num_steps if fixed else max(1, num_steps // config.balance_steps)
+    marks = np.arange(num_windows, dtype=np.int64) * num_steps // num_windows
     # fillers and repeats stay in the last step, a harder sample behind the step that admits it
     is_added = rows.is_filler | rows.is_repeat
     last = [num_steps - 1] if is_added.any() else []

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from packer.errors import ConfigError
@@ -35,6 +35,7 @@ def test_levels_equal_naive(least, span, total, multiple, degree):
 
 
 @pytest.mark.frameworks
+@settings(max_examples=30)
 @given(st.integers(1, 20), st.integers(1, 60), st.integers(1, 40), st.integers(1, 9), st.integers(1, 3))
 def test_levels_equal_deepspeeds(least, span, total, multiple, degree):
     from deepspeed.runtime.data_pipeline.curriculum_scheduler import CurriculumScheduler
