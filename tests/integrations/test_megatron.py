@@ -99,24 +99,16 @@ def test_a_stage_without_data_gets_none():
     assert next(MegatronIterator(middle)) == {}
 
 
-class Group:
-    """Two context-parallel ranks, as far as Megatron asks."""
-
-    def __init__(self, rank: int) -> None:
-        self.rank = lambda: rank
-
-    def size(self) -> int:
-        return 2
-
-
 @pytest.mark.frameworks
 @pytest.mark.filterwarnings("ignore::Warning")  # of the packages that Megatron imports
-def test_megatrons_own_slices_of_our_rows_are_our_slices():
-    from megatron.core.utils import get_batch_on_this_cp_rank
+def test_megatrons_own_slices_of_our_rows_are_our_slices(monkeypatch):
+    from megatron.core import utils
 
+    monkeypatch.setattr(utils, "get_pg_size", lambda group: 2)
+    monkeypatch.setattr(utils, "get_pg_rank", lambda group: group)
     whole = next(MegatronIterator(loader(pad_multiple=4)))
     for rank in range(2):
-        sliced = get_batch_on_this_cp_rank(dict(whole), cp_group=Group(rank))
+        sliced = utils.get_batch_on_this_cp_rank(dict(whole), cp_group=rank)
         cut = PlanLoader(
             plan(pad_multiple=4),
             dataset(),
