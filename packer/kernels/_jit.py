@@ -7,6 +7,7 @@ for division by zero. No ``fastmath`` anywhere: the same plan on every machine.
 
 import warnings
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 from numba import njit
@@ -17,14 +18,19 @@ def jit(function: Callable[..., Any]) -> Any:
     try:
         return njit(cache=True, nogil=True, error_model="numpy")(function)
     except RuntimeError:  # neither the package's folder nor the user's cache can be written
-        warnings.warn(
-            "kernels are compiled anew in every run, because no cache folder can be written; "
-            "set NUMBA_CACHE_DIR to a writable folder",
-            stacklevel=3,
-        )
-        return njit(nogil=True, error_model="numpy")(function)
+        _warn_once()
+        return inline(function)
 
 
 def inline(function: Callable[..., Any]) -> Any:
     """Compile a helper that is called from kernels only."""
     return njit(nogil=True, error_model="numpy")(function)
+
+
+@cache
+def _warn_once() -> None:
+    warnings.warn(
+        "kernels are compiled anew in every run, because no cache folder can be written; set "
+        "NUMBA_CACHE_DIR to a writable folder",
+        stacklevel=1,
+    )

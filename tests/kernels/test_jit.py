@@ -15,9 +15,9 @@ caching.CompileResultCacheImpl._locator_classes = []
 with warnings.catch_warnings(record=True) as caught:
     warnings.simplefilter("always")
     import numpy as np
-    from packer.kernels import rng
+    from packer.kernels import best_fit, rng, windows
     key = rng.derive_key(np.uint64(1), np.uint64(2), np.uint64(3))
-    print(key, *{str(warning.message) for warning in caught}, sep="|")
+    print(key, *(warning.message for warning in caught), sep="|")
 """
 
 
