@@ -34,17 +34,16 @@ def windowed_pairs(
         order, lengths[:, order], edges, limits, width, charge, out, stretches[0], stretches[1], left
     )
     behind = [np.arange(stop - count, stop) for stop, count in zip(edges[1:], left, strict=True) if count]
+    packed = MicroBatches(
+        pieces=out,
+        seqlens=lengths[0][out],
+        starts=stretches[0, :num_microbatches],
+        sizes=stretches[1, :num_microbatches],
+        leftover=out[np.concatenate([np.empty(0, np.int64), *behind])],
+        in_steps=width > 1,
+    )
     return finish_windows(
-        out,
-        lengths[0][out],
-        stretches[:, :num_microbatches],
-        out[np.concatenate([np.empty(0, np.int64), *behind])],
-        lengths,
-        None,
-        limits,
-        width,
-        same_seqlen,
-        subkey(key, 1),
+        packed, lengths, None, limits, width=width, same_seqlen=same_seqlen, key=subkey(key, 1)
     )
 
 

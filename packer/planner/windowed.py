@@ -85,9 +85,15 @@ def windowed(
         )
 
     stretches, leftover = _run_windows(pack, edges)
-    return finish_windows(
-        out_ids, out_lengths, stretches, out_ids[leftover], lengths, owners, limits, width, same_seqlen, key
+    packed = MicroBatches(
+        pieces=out_ids,
+        seqlens=out_lengths,
+        starts=stretches[0],
+        sizes=stretches[1],
+        leftover=out_ids[leftover],
+        in_steps=width > 1,
     )
+    return finish_windows(packed, lengths, owners, limits, width=width, same_seqlen=same_seqlen, key=key)
 
 
 def _counted(owners: IntArray) -> NDArray[np.int64]:
@@ -97,29 +103,21 @@ def _counted(owners: IntArray) -> NDArray[np.int64]:
 
 
 def finish_windows(
-    pieces: IntArray,
-    seqlens: NDArray[np.int32],
-    stretches: NDArray[np.int64],
-    leftover: IntArray,
+    packed: MicroBatches,
     lengths: IntArray,
     owners: IntArray | None,
     limits: Limits,
+    *,
     width: int,
     same_seqlen: bool,
     key: np.uint64,
 ) -> MicroBatches:
     """Shuffle the micro-batches of all windows, or their steps, and pack what the windows left over."""
     # (2, steps · width) -> whole steps in random order
-    steps = stretches.reshape(2, -1, width)
-    shuffled = steps[:, permutation(steps.shape[1], subkey(key, 0))].reshape(2, -1)
-    packed = MicroBatches(
-        pieces=pieces,
-        seqlens=seqlens,
-        starts=shuffled[0],
-        sizes=shuffled[1],
-        leftover=leftover,
-        in_steps=width > 1,
-    )
+    steps = np.stack([packed.starts, packed.sizes]).reshape(2, -1, width)
+    starts, sizes = steps[:, permutation(steps.shape[1], subkey(key, 0))].reshape(2, -1)
+    leftover = packed.leftover
+    packed = replace(packed, starts=starts, sizes=sizes)
     if not len(leftover):
         return packed
     tail = next_fit(
