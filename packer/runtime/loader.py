@@ -1,19 +1,19 @@
 """The loader: replays a plan, step by step, on one rank."""
 
 import os
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
 
 import torch
 from torch.distributed.device_mesh import DeviceMesh
-from torch.utils.data import DataLoader
 
-from packer.errors import ConfigError, PackerError, PlanError
+from packer.errors import ConfigError, PlanError
 from packer.plan import Epoch, Plan, load_plan
 from packer.runtime.batch import Batch, StepInfo
 from packer.runtime.collate import Collator, Sample
 from packer.runtime.device import to_device
 from packer.runtime.pieces import require_dataset
+from packer.runtime.prefetch import ReadBatch, Schedule, read_in_order
 from packer.runtime.progress import EpochStream, Place, Progress
 from packer.runtime.reader import MicroBatchReader, Slicing, UserCollate
 from packer.runtime.shard import Shard, require_divisible
@@ -141,28 +141,19 @@ class PlanLoader:
             slicing=Slicing(shard=shard, ragged=ragged),
             user_collate=collate,
         )
-        self._schedule = _Schedule(self.grad_accum)
-        pin_memory = on_gpu if pin_memory is None else pin_memory
-        self._source: Iterable[Batch | PackerError]
-        if num_workers == 0:
-            self._source = _InProcess(reader, self._schedule, pin_memory=pin_memory)
-        else:
-            self._source = DataLoader(
-                reader,  # type: ignore[arg-type]
-                batch_size=None,
-                sampler=self._schedule,
-                collate_fn=_as_it_is,  # type: ignore[arg-type]
-                num_workers=num_workers,
-                pin_memory=pin_memory,
-                persistent_workers=persistent_workers,
-                prefetch_factor=prefetch_factor,
-                multiprocessing_context=multiprocessing_context,
-                worker_init_fn=worker_init_fn,
-                timeout=timeout,
-                # Its own, or every epoch would draw a number from the generator that the model's dropout
-                # uses.
-                generator=torch.Generator().manual_seed(int(plan.fingerprint[:8], 16)),
-            )
+        self._schedule = Schedule(self.grad_accum)
+        self._source = read_in_order(
+            reader,
+            self._schedule,
+            num_workers=num_workers,
+            pin_memory=on_gpu if pin_memory is None else pin_memory,
+            persistent_workers=persistent_workers,
+            seed=int(plan.fingerprint[:8], 16),
+            prefetch_factor=prefetch_factor,
+            multiprocessing_context=multiprocessing_context,
+            worker_init_fn=worker_init_fn,
+            timeout=timeout,
+        )
         self._progress = Progress(plan)
 
     @property
@@ -232,7 +223,7 @@ class PlanLoader:
                 "play one again with set_epoch"
             )
         self._schedule.start(start, num_steps=self._progress.num_steps(start.epoch))
-        batches: Iterator[Batch | PackerError] = iter(self._source)
+        batches: Iterator[ReadBatch] = iter(self._source)
         if self.device is not None:
             batches = to_device(batches, self.device)
         return self._steps(EpochStream(self._progress, self._progress.begin(), batches), start)
@@ -293,16 +284,10 @@ class PlanLoader:
     def _complaint_about(self, batch: Batch) -> str | None:
         """Say what is wrong where the plan took every token for a loss token and the labels say otherwise."""
         info = batch.info
-        if (
-            self._loss_tokens != "seqlen - 1"
-            or info is None
-            or info.is_filler
-            or self.sp_size > 1
-            or not batch
-        ):
+        if self._loss_tokens != "seqlen - 1" or info is None or info.is_filler or self.sp_size > 1:
             return None
         expected = info.num_tokens - info.num_samples
-        if info.num_loss_tokens == expected:
+        if info.num_loss_tokens >= expected or not ("labels" in batch or "shift_labels" in batch):
             return None
         return (
             f"the samples {batch.sample_ids.tolist()[:4]} … have labels that are −100, so their loss is over "
@@ -348,43 +333,3 @@ class FlatView:
             state.get("dp_size") == self.loader.dp_size and state.get("grad_accum") == self.loader.grad_accum
         )
         self.loader.load_state_dict(state, resume="microbatch" if within else "step")
-
-
-class _Schedule:
-    """The order in which workers read: this rank's micro-batches from a place to the end of its epoch."""
-
-    def __init__(self, grad_accum: int) -> None:
-        self._grad_accum = grad_accum
-        self._start = Place(0, 0, 0)
-        self._num_steps = 0
-
-    def start(self, place: Place, *, num_steps: int) -> None:
-        """Let the next iteration start at ``place``."""
-        self._start, self._num_steps = place, num_steps
-
-    def __iter__(self) -> Iterator[Place]:
-        epoch, step, accum = self._start
-        for flat in range(step * self._grad_accum + accum, self._num_steps * self._grad_accum):
-            yield Place(epoch, *divmod(flat, self._grad_accum))
-
-
-class _InProcess:
-    """Reads each micro-batch when it is asked for, without the ways that worker processes need."""
-
-    def __init__(self, reader: MicroBatchReader, schedule: _Schedule, *, pin_memory: bool) -> None:
-        self._reader = reader
-        self._schedule = schedule
-        self._pin_memory = pin_memory
-
-    def __iter__(self) -> Iterator[Batch | PackerError]:
-        batches = map(self._reader.__getitem__, self._schedule)
-        return map(_pinned, batches) if self._pin_memory else batches
-
-
-def _pinned(batch: Batch | PackerError) -> Batch | PackerError:
-    return batch if isinstance(batch, PackerError) else batch.pin_memory()
-
-
-def _as_it_is(batch: Batch | PackerError) -> Batch | PackerError:
-    """Collate nothing: the reader has done it (a function of the module, since workers are sent its name)."""
-    return batch

@@ -149,7 +149,9 @@ class MicroBatchReader:
                 continue
             if planned.is_filler:
                 labels.fill_(IGNORE_INDEX)
-            num_loss_tokens = int(torch.count_nonzero(labels != IGNORE_INDEX))
+            # The first label of a row is not predicted, unless labels were shifted already.
+            is_shifted = name == "shift_labels" or self._collator.labels_are_shifted
+            num_loss_tokens = int(torch.count_nonzero(labels[..., 0 if is_shifted else 1 :] != IGNORE_INDEX))
         return Collated(tensors, num_loss_tokens)
 
     def __getstate__(self) -> dict[str, Any]:

@@ -1,0 +1,94 @@
+"""Who reads micro-batches, and in which order: worker processes ahead of time, or this process when asked."""
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader
+
+from packer.errors import PackerError
+from packer.runtime.batch import Batch
+from packer.runtime.progress import Place
+from packer.runtime.reader import MicroBatchReader
+
+ReadBatch = Batch | PackerError
+"""A batch, or, in its place, what kept it from being made."""
+
+
+class Schedule:
+    """This rank's micro-batches from a place to the end of its epoch."""
+
+    def __init__(self, grad_accum: int) -> None:
+        self._grad_accum = grad_accum
+        self._start = Place(0, 0, 0)
+        self._num_steps = 0
+
+    def start(self, place: Place, *, num_steps: int) -> None:
+        """Let the next iteration start at ``place``, in an epoch of so many steps."""
+        self._start, self._num_steps = place, num_steps
+
+    def __iter__(self) -> Iterator[Place]:
+        epoch, step, accum = self._start
+        for flat in range(step * self._grad_accum + accum, self._num_steps * self._grad_accum):
+            yield Place(epoch, *divmod(flat, self._grad_accum))
+
+
+def read_in_order(
+    reader: MicroBatchReader,
+    schedule: Schedule,
+    *,
+    num_workers: int,
+    pin_memory: bool,
+    persistent_workers: bool,
+    seed: int,
+    **options: Any,
+) -> Iterable[ReadBatch]:
+    """Return what reads the scheduled micro-batches, each iteration from where the schedule starts.
+
+    With W workers, torch's loader lets worker w read micro-batches w, w + W, and so on.
+
+    Args:
+        reader: Makes one micro-batch; sent to the workers.
+        schedule: Which ones, in which order.
+        num_workers: Processes; 0 reads here, without the ways that processes need.
+        pin_memory: Page-locked host memory.
+        persistent_workers: Keep the processes for the next iteration.
+        seed: Of the workers' own generators.
+        **options: Further ones of ``torch.utils.data.DataLoader``.
+    """
+    if num_workers == 0:
+        return _InProcess(reader, schedule, pin_memory=pin_memory)
+    return DataLoader(
+        reader,  # type: ignore[arg-type]
+        batch_size=None,
+        sampler=schedule,
+        collate_fn=_as_it_is,  # type: ignore[arg-type]
+        num_workers=num_workers,
+        pin_memory=pin_memory,
+        persistent_workers=persistent_workers,
+        # Its own, or every epoch would draw a number from the generator that the model's dropout uses.
+        generator=torch.Generator().manual_seed(seed),
+        **options,
+    )
+
+
+class _InProcess:
+    """Reads each micro-batch when it is asked for."""
+
+    def __init__(self, reader: MicroBatchReader, schedule: Schedule, *, pin_memory: bool) -> None:
+        self._reader = reader
+        self._schedule = schedule
+        self._pin_memory = pin_memory
+
+    def __iter__(self) -> Iterator[ReadBatch]:
+        batches = map(self._reader.__getitem__, self._schedule)
+        return map(_pinned, batches) if self._pin_memory else batches
+
+
+def _pinned(batch: ReadBatch) -> ReadBatch:
+    return batch if isinstance(batch, PackerError) else batch.pin_memory()
+
+
+def _as_it_is(batch: ReadBatch) -> ReadBatch:
+    """Collate nothing, the reader has done it; a function of the module, since workers are sent its name."""
+    return batch
