@@ -6,9 +6,11 @@ with ``max_length: 128`` would make every length 128.
 
 import hashlib
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
-from typing import Any, Literal
+from itertools import pairwise
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -22,8 +24,12 @@ from packer.samples.ragged import RowError
 
 Counter = Literal["tokenizers", "gigatoken"]
 
+Value = TypeVar("Value")
+
 GROUP_BYTES = 4 << 20
-"""Text tokenized at a time: enough that no core waits long for the last one, and some 120 MB of encodings."""
+"""Text that is made Python strings of at a time."""
+CHUNK_CHARACTERS = 64 << 10
+"""Text that one core tokenizes at a time."""
 
 
 class TextTokenizer:
@@ -67,7 +73,7 @@ class TextTokenizer:
             if self._counter is not None:
                 counts[rows] = self._counter.count(group, rows)
             else:
-                counts[rows] = [len(encoding) for encoding in self._encode(group)]
+                counts[rows] = [count for chunk in self._map_chunks(_lengths, group) for count in chunk]
         return counts
 
     def encode(self, texts: pa.Array) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
@@ -79,18 +85,54 @@ class TextTokenizer:
         counts = np.zeros(len(texts), np.int64)
         pieces: list[NDArray[np.int32]] = []
         for rows, group in _groups(texts):
-            for row, encoding in zip(rows, self._encode(group), strict=True):
-                ids = np.array(encoding.ids, np.int32)
-                counts[row] = len(ids)
-                pieces.append(ids)
+            ids = [row for chunk in self._map_chunks(_ids, group) for row in chunk]
+            counts[rows] = [len(row) for row in ids]
+            pieces += ids
         return np.concatenate(pieces) if pieces else np.zeros(0, np.int32), counts
 
-    def _encode(self, texts: list[str]) -> list[Any]:
-        # The fast variant leaves out offsets. No encoding outlives its group: one takes 120 bytes a token.
-        encodings: list[Any] = self._tokenizer.encode_batch_fast(
-            texts, add_special_tokens=self._special_tokens
-        )
-        return encodings
+    def _map_chunks(
+        self, take: Callable[[list[Any]], list[Value]], texts: list[str]
+    ) -> Iterator[list[Value]]:
+        """Yield what ``take`` takes out of the encodings of each chunk of texts, in order.
+
+        Encodings take 120 bytes a token, so only one chunk a core is there at a time; and no core waits for
+        another before the group ends, as the cores of one large batch do.
+        """
+
+        def encode(chunk: list[str]) -> list[Value]:
+            # The fast variant leaves out the offsets.
+            return take(self._tokenizer.encode_batch_fast(chunk, add_special_tokens=self._special_tokens))
+
+        chunks = _chunks(texts)
+        if len(chunks) == 1 or _num_threads() == 1:
+            yield from map(encode, chunks)
+        else:
+            with ThreadPoolExecutor(_num_threads()) as pool:
+                yield from pool.map(encode, chunks)
+
+
+def _lengths(encodings: list[Any]) -> list[int]:
+    return [len(encoding) for encoding in encodings]
+
+
+def _ids(encodings: list[Any]) -> list[NDArray[np.int32]]:
+    return [np.array(encoding.ids, np.int32) for encoding in encodings]
+
+
+def _num_threads() -> int:
+    """Return how many texts are tokenized at once: what the library itself would use."""
+    if os.environ.get("TOKENIZERS_PARALLELISM", "").lower() in ("false", "off", "no", "n", "f", "0"):
+        return 1
+    limit = os.environ.get("RAYON_NUM_THREADS", "")
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return int(limit) if limit.isdecimal() and int(limit) else cores
+
+
+def _chunks(texts: list[str]) -> list[list[str]]:
+    """Cut texts into chunks of about `CHUNK_CHARACTERS`, a text never in two."""
+    starts = np.cumsum([0, *map(len, texts)])[:-1]
+    cuts = np.flatnonzero(np.diff(starts // CHUNK_CHARACTERS)) + 1
+    return [texts[start:stop] for start, stop in pairwise([0, *cuts.tolist(), len(texts)])]
 
 
 def _groups(texts: pa.Array) -> Iterator[tuple[NDArray[np.int64], list[str]]]:

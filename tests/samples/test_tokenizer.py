@@ -64,6 +64,26 @@ def test_groups_are_cut_by_bytes(tokenizer_json, monkeypatch):
     ]
 
 
+@given(st.lists(st.text(alphabet="a ", max_size=30)), st.integers(1, 40))
+def test_chunks_hold_every_text_once(texts, size):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tokenizer, "CHUNK_CHARACTERS", size)
+        chunks = tokenizer._chunks(texts)
+    assert [text for chunk in chunks for text in chunk] == texts
+    assert all(chunks) or not texts
+    assert all(sum(map(len, chunk[:-1])) <= size for chunk in chunks)
+
+
+@pytest.mark.parametrize("threads", ["1", "3"])
+def test_any_number_of_threads_counts_the_same(tokenizer_json, monkeypatch, threads):
+    monkeypatch.setenv("RAYON_NUM_THREADS", threads)
+    monkeypatch.setattr(tokenizer, "CHUNK_CHARACTERS", 20)
+    texts = pa.array(["a " * (n % 13) for n in range(200)])
+    opened = open_tokenizer(str(tokenizer_json), special_tokens=True)
+    assert opened.count(texts).tolist() == [n % 13 + 2 for n in range(200)]
+    assert opened.encode(texts)[1].tolist() == [n % 13 + 2 for n in range(200)]
+
+
 def test_a_text_that_is_not_unicode_names_its_row(tokenizer_json):
     texts = pa.array([b"a", None, b"\xff"], pa.binary()).cast(pa.string(), safe=False)
     with pytest.raises(RowError, match="not UTF-8") as caught:
