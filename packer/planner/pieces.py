@@ -85,71 +85,94 @@ def choose_pieces(
     if not len(seqlens):
         raise EmptyPlanError("the data set holds no sample; analyze one that does")
     lengths = {"seqlen": seqlens, **metrics}
-    rows = [lengths[metric] for metric in config.budgets]
     for metric in dict.fromkeys(["seqlen", *config.budgets]):
-        if int(lengths[metric].min()) < 0:
+        least = int(lengths[metric].min())
+        if least < 0:
             raise MetricsError(
-                f"sample {int(np.argmin(lengths[metric]))} has {metric} {int(lengths[metric].min())}, below "
-                "0; analyze the data set again"
+                f"sample {int(np.argmin(lengths[metric]))} has {metric} {least}, below 0; analyze the data again"
             )
     fate, limit = _fates(seqlens, lengths, config)
     if fate is None:
-        kept = np.asarray(seqlens, np.int32)
-        first = kept if rows[0] is seqlens else np.asarray(rows[0], np.int32)
-        budgets = first[np.newaxis] if len(rows) == 1 else np.stack([np.asarray(r, np.int32) for r in rows])
-        none = np.empty(0, np.int64)
-        dropped = DroppedSamples(
-            sample_ids=none, seqlens=none, num_tokens=none, reasons=np.empty(0, np.uint8)
-        )
-        return Pieces(lengths=budgets, seqlens=kept, ids=None, starts=None, source=seqlens), dropped
-    kept_ids = np.flatnonzero(fate == _KEPT)
-    kept_lengths = seqlens[kept_ids].astype(np.int64)
-    out = np.flatnonzero(fate < _KEPT)
-    lost = DroppedSamples(
-        sample_ids=out,
-        seqlens=seqlens[out].astype(np.int64),
-        num_tokens=seqlens[out].astype(np.int64),
-        reasons=fate[out],
-    )
-    if not len(kept_ids):
+        return _all_samples(seqlens, lengths, config), _lost(seqlens, np.empty(0, np.int64), None)
+    kept = np.flatnonzero(fate == _KEPT)
+    if not len(kept):
         raise EmptyPlanError(
             f"no sample is left: {_count_reasons(fate)}; loosen the filters or raise the limits"
         )
-    narrow = np.int64 if len(seqlens) > 2**31 else np.int32
-    if config.too_long == "split" and int(kept_lengths.max()) > limit:
-        pieces = -(-kept_lengths // limit)
-        ids = np.repeat(kept_ids, pieces)
-        first_piece = np.repeat(np.cumsum(pieces) - pieces, pieces)
-        starts = (np.arange(len(ids)) - first_piece) * limit
-        if int(starts.max()) > MAX_SEQLEN:
-            raise PlanError(
-                f"sample {int(ids[np.argmax(starts)])} has pieces that start after token {MAX_SEQLEN}; "
-                "choose --too-long truncate or drop"
-            )
-        cut = np.minimum(np.repeat(kept_lengths, pieces) - starts, limit).astype(np.int32)
-        chosen = Pieces(
-            lengths=cut[np.newaxis],
-            seqlens=cut,
-            ids=ids.astype(narrow),
-            starts=starts.astype(np.int32),
-            source=seqlens,
+    lost = _lost(seqlens, np.flatnonzero(fate < _KEPT), fate)
+    if config.too_long == "split" and int(seqlens[kept].max()) > limit:
+        return _split(seqlens, kept, limit), lost
+    return _whole_or_truncated(seqlens, lengths, kept, limit, lost, config)
+
+
+def _all_samples(seqlens: IntArray, lengths: Mapping[str, IntArray], config: PlanConfig) -> Pieces:
+    """Take every sample as it is; lengths of 32 bits are not copied."""
+    tokens = np.asarray(seqlens, np.int32)
+    budgets = tokens[np.newaxis]
+    if isinstance(config.max_tokens, Mapping):
+        budgets = np.stack([np.asarray(lengths[metric], np.int32) for metric in config.budgets])
+    return Pieces(lengths=budgets, seqlens=tokens, ids=None, starts=None, source=seqlens)
+
+
+def _split(seqlens: IntArray, kept: IntArray, limit: int) -> Pieces:
+    """Cut samples into pieces of ``limit`` tokens, the last one of what is left."""
+    whole = seqlens[kept].astype(np.int64)
+    pieces = -(-whole // limit)
+    ids = np.repeat(kept, pieces)
+    first = np.repeat(np.cumsum(pieces) - pieces, pieces)
+    starts = (np.arange(len(ids)) - first) * limit
+    if int(starts.max()) > MAX_SEQLEN:
+        raise PlanError(
+            f"sample {int(ids[np.argmax(starts)])} has pieces that start after token {MAX_SEQLEN}; choose "
+            "--too-long truncate or drop"
         )
-        return chosen, lost
-    cut = np.minimum(kept_lengths, limit).astype(np.int32)
-    is_truncated = kept_lengths > limit
+    cut = np.minimum(np.repeat(whole, pieces) - starts, limit).astype(np.int32)
+    return Pieces(
+        lengths=cut[np.newaxis],
+        seqlens=cut,
+        ids=_narrow(ids, seqlens),
+        starts=starts.astype(np.int32),
+        source=seqlens,
+    )
+
+
+def _whole_or_truncated(
+    seqlens: IntArray,
+    lengths: Mapping[str, IntArray],
+    kept: IntArray,
+    limit: int,
+    lost: DroppedSamples,
+    config: PlanConfig,
+) -> tuple[Pieces, DroppedSamples]:
+    """Take the first ``limit`` tokens of each sample; what is behind them joins what is lost."""
+    whole = seqlens[kept].astype(np.int64)
+    cut = np.minimum(whole, limit).astype(np.int32)
+    is_truncated = whole > limit
     if is_truncated.any():
-        lost = _join(lost, kept_ids[is_truncated], kept_lengths[is_truncated], limit)
+        lost = _join(lost, kept[is_truncated], whole[is_truncated], limit)
     budgets = cut[np.newaxis]
-    if len(rows) > 1 or rows[0] is not seqlens:
-        budgets = np.stack([np.asarray(row[kept_ids], np.int32) for row in rows])
-    chosen = Pieces(
+    if isinstance(config.max_tokens, Mapping):
+        budgets = np.stack([np.asarray(lengths[metric][kept], np.int32) for metric in config.budgets])
+    pieces = Pieces(
         lengths=budgets,
         seqlens=cut,
-        ids=None if len(kept_ids) == len(seqlens) else kept_ids.astype(narrow),
+        ids=None if len(kept) == len(seqlens) else _narrow(kept, seqlens),
         starts=np.zeros(len(cut), np.int32) if is_truncated.any() else None,
         source=seqlens,
     )
-    return chosen, lost
+    return pieces, lost
+
+
+def _narrow(ids: IntArray, seqlens: IntArray) -> IntArray:
+    """Return ids in 32 bits while every id of the source fits."""
+    return ids.astype(np.int64 if len(seqlens) > 2**31 else np.int32)
+
+
+def _lost(seqlens: IntArray, samples: IntArray, fate: NDArray[np.uint8] | None) -> DroppedSamples:
+    """Report whole samples as dropped."""
+    tokens = seqlens[samples].astype(np.int64)
+    reasons = np.empty(0, np.uint8) if fate is None else fate[samples]
+    return DroppedSamples(sample_ids=samples, seqlens=tokens, num_tokens=tokens, reasons=reasons)
 
 
 _KEPT = len(DROP_REASONS)
