@@ -1,9 +1,12 @@
 """The examples for several processes run as they stand, and agree with each other."""
 
+import gzip
+import json
 import re
 import shutil
 import subprocess
 import sys
+from itertools import islice
 from pathlib import Path
 
 import pytest
@@ -11,26 +14,38 @@ import pytest
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
-def losses(script: str, out: Path, *options: object) -> dict[int, float]:
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The first short texts of the shipped data."""
+    path = tmp_path_factory.mktemp("texts") / "short.jsonl"
+    with gzip.open(EXAMPLES / "data" / "instructions.jsonl.gz", "rt") as lines:
+        short = islice((line for line in lines if len(json.loads(line)["text"]) < 600), 200)
+        path.write_text("".join(short))
+    return path
+
+
+def losses(script: str, source: Path, out: Path, *options: object) -> dict[int, float]:
     """Run an example on two processes; return the loss that it prints for each step."""
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    command += [EXAMPLES / script, "--out", out, "--max-tokens", 3072, *options]
+    command += [EXAMPLES / script, "--source", source, "--out", out, "--max-tokens", 512, *options]
     done = subprocess.run([str(word) for word in command], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-4000:]
     return {int(step): float(loss) for step, loss in re.findall(r"step (\d+): loss (\S+) over", done.stdout)}
 
 
-def test_ddp(tmp_path: Path) -> None:
-    trained = losses("train_ddp.py", tmp_path, "--steps", 6)
+def test_ddp(source: Path, tmp_path: Path) -> None:
+    trained = losses("train_ddp.py", source, tmp_path, "--steps", 6)
     assert list(trained) == [0, 1, 2, 3, 4, 5]
     assert trained[5] < trained[0]
 
 
-def test_fsdp2_on_shared_rows_goes_on_where_it_was_and_equals_whole_rows(tmp_path: Path) -> None:
-    begun = losses("train_fsdp2_sp.py", tmp_path / "shared", "--steps", 2)
+def test_fsdp2_on_shared_rows_goes_on_where_it_was_and_equals_whole_rows(
+    source: Path, tmp_path: Path
+) -> None:
+    begun = losses("train_fsdp2_sp.py", source, tmp_path / "shared", "--steps", 2)
     for name in ("metrics", "plan"):
         shutil.copytree(tmp_path / "shared" / name, tmp_path / "whole" / name)
-    resumed = losses("train_fsdp2_sp.py", tmp_path / "shared", "--steps", 2)
-    whole = losses("train_fsdp2_sp.py", tmp_path / "whole", "--steps", 4, "--sp-size", 1)
+    resumed = losses("train_fsdp2_sp.py", source, tmp_path / "shared", "--steps", 2)
+    whole = losses("train_fsdp2_sp.py", source, tmp_path / "whole", "--steps", 4, "--sp-size", 1)
     assert list(begun) + list(resumed) == list(whole) == [0, 1, 2, 3]
     assert (begun | resumed) == pytest.approx(whole, rel=1e-4)
