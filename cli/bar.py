@@ -9,7 +9,7 @@ from rich.console import Console
 
 
 class Bar:
-    """Call it with what is done and what there is to do; it shows the time left and vanishes at the end."""
+    """Call it with what is done and what there is to do; it shows times passed and left, and vanishes."""
 
     def __init__(self, description: str) -> None:
         self._description = description
@@ -22,6 +22,8 @@ class Bar:
                 bars.TextColumn("{task.description}"),
                 bars.BarColumn(),
                 bars.TaskProgressColumn(),
+                bars.TimeElapsedColumn(),
+                bars.TextColumn("left"),
                 bars.TimeRemainingColumn(),
                 console=Console(stderr=True),
                 transient=True,
