@@ -245,7 +245,8 @@ def plan(metrics: Path, out: Path, overwrite: bool, as_json: bool, pipeline: boo
     packer plan metrics --out plan --max-tokens 32768 --dp-size 8 --layout packed --balance flops
     """  # noqa: D301 (the escape is click's)
     if pipeline:
-        options |= {"same_num_samples": True, "same_seqlen": True}
+        # packed rows agree in shape once they agree in T
+        options |= {"same_num_samples": options["layout"] == "padded", "same_seqlen": True}
     config = PlanConfig(**options)
     opened = open_metrics(metrics)
     start = time.perf_counter()

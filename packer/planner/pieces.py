@@ -89,7 +89,8 @@ def choose_pieces(
         least = int(lengths[metric].min())
         if least < 0:
             raise MetricsError(
-                f"sample {int(np.argmin(lengths[metric]))} has {metric} {least}, below 0; analyze the data again"
+                f"sample {int(np.argmin(lengths[metric]))} has {metric} {least}, below 0; analyze the data "
+                "again"
             )
     fate, limit = _fates(seqlens, lengths, config)
     if fate is None:
