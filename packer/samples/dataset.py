@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 from packer.errors import SourceError
 from packer.samples.definition import LengthDefinition
 from packer.samples.measure import IGNORED_LABEL
-from packer.samples.ragged import RowError, ragged
-from packer.samples.tokens import encode, gather
+from packer.samples.ragged import RowError
+from packer.samples.tokens import encode, values_of_row
 from packer.sources import Columns, Source, take_column
 
 Sample = dict[str, NDArray[Any]]
@@ -106,22 +106,19 @@ class Dataset:
                 labels = np.where(encoded.mask, encoded.ids, IGNORED_LABEL)
                 sample[LABELS] = labels[start:stop]
         for name, column in self._fields.items():
-            array = take_column(batch, column)
-            rows = ragged(array, column=column)
-            length = int(rows.lengths[0])
-            if num_tokens is None or column in self._metric_columns:
-                num_tokens = length
-            if name == LABELS and array.null_count:
+            row = take_column(batch, column)[0]
+            if name == LABELS and num_tokens is not None and not row.is_valid:
                 sample[name] = np.full(num_tokens, IGNORED_LABEL)[start:stop]
                 continue
+            length = len(row.values) if row.is_valid else 0
+            if num_tokens is None or column in self._metric_columns:
+                num_tokens = length
             if length != num_tokens:
                 raise RowError(
                     0,
                     f"column {column!r} holds {length} elements beside {num_tokens} tokens; make them equal",
                 )
-            first, last, _ = slice(start, stop).indices(length)
-            cut = rows._replace(starts=rows.starts + first, lengths=np.array([max(last - first, 0)]))
-            sample[name] = gather(cut, column)
+            sample[name] = values_of_row(row, column, start, stop)
         return sample
 
     @property

@@ -12,6 +12,8 @@ from packer.samples.definition import LengthDefinition, chat_tokenizer, check_te
 from packer.samples.ragged import Ragged, RowError, is_list_type, ragged
 from packer.sources import Source, find_field, storage_type, take_column
 
+_NULL_ELEMENT = "holds a null among its elements; token ids are never null, correct it"
+
 
 class Encoded(NamedTuple):
     """Token ids of the rows of a batch, end to end."""
@@ -63,7 +65,24 @@ def gather(rows: Ragged, column: str) -> NDArray[Any]:
     if values.null_count:
         at = int(np.argmin(values.is_valid().to_numpy(zero_copy_only=False)))
         row = int(filled[np.searchsorted(before, at, side="right") - 1])
-        raise RowError(row, f"column {column!r} holds a null among its elements; token ids are never null")
+        raise RowError(row, f"column {column!r} {_NULL_ELEMENT}")
+    return np.array(values.to_numpy(zero_copy_only=False))
+
+
+def values_of_row(row: pa.Scalar, column: str, start: int, stop: int | None) -> NDArray[Any]:
+    """Copy elements ``[start, stop)`` of one row, as `gather` does of many; no others are touched.
+
+    Raises:
+        RowError: one of them is null.
+    """
+    if not row.is_valid:
+        return np.zeros(0, np.int64)
+    first, last, _ = slice(start, stop).indices(len(row.values))
+    values = row.values.slice(first, max(last - first, 0))
+    if values.null_count:
+        raise RowError(0, f"column {column!r} {_NULL_ELEMENT}")
+    if not len(values):
+        return np.zeros(0, np.int64)
     return np.array(values.to_numpy(zero_copy_only=False))
 
 

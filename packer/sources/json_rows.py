@@ -12,6 +12,7 @@ from packer.errors import SourceError
 
 _WHITESPACE = b" \t\r"
 _MAX_SHOWN = 60
+_FAST_BYTES = 16 << 10  # below, it takes longer to start pyarrow's parser than to parse
 
 
 class LineError(SourceError):
@@ -37,9 +38,10 @@ def parse_lines(
     Raises:
         LineError: a line is no JSON object, or a value is not of its column's type.
     """
-    if all(data_type is not None for data_type in types.values()):
+    typed = all(data_type is not None for data_type in types.values())
+    if typed and sum(map(len, lines)) >= _FAST_BYTES:
         batch = _parse_fast(lines, paths, types)
-        if batch is not None and batch.num_rows == len(lines):
+        if batch is not None:
             return batch
     return _parse_slow(lines, paths, types)
 

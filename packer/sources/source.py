@@ -105,6 +105,8 @@ class Source:
             raise IndexError(
                 f"rows {wanted.min()} to {wanted.max()} asked of a source of {self.num_rows} rows"
             )
+        if len(self.parts) == 1:
+            return self._opened(0).take(wanted, columns, self._cache)
         owners = np.searchsorted(self.first_rows, wanted, side="right") - 1
         taken: list[pa.RecordBatch | None] = [None] * len(wanted)
         for owner in np.unique(owners):
