@@ -12,7 +12,8 @@ multiplied, is no ``DataLoader`` to be sharded again, and drops nothing. The who
 Trainer's; at the end of each epoch of the plan it logs, evaluates and saves where its strategies say
 ``epoch``.
 
-Tested with transformers 5.24, accelerate 1.15, DeepSpeed 0.19.8 and TRL 1.16.
+Tested with transformers 4.56 and 5.24, accelerate 1.10 and 1.15, DeepSpeed 0.19.8, TRL 1.16; Ulysses needs
+accelerate 1.12.
 """
 
 import copy
@@ -50,7 +51,7 @@ else:
         from transformers.trainer_utils import get_last_checkpoint
     except ImportError as error:
         raise MissingExtraError(
-            "the Trainer needs transformers: pip install 'microbatch-packer[hf]'"
+            f"the Trainer needs transformers: pip install 'microbatch-packer[hf]' ({error})"
         ) from error
 
 _MADE_HERE = frozenset({"labels", "shift_labels", "cu_seqlens", "max_seqlen"})

@@ -30,6 +30,12 @@ def test_one_steps_gradient_is_that_of_one_big_batch(tmp_path):
             assert_exact(result)
 
 
+def test_trls_trainer_under_the_mixin(tmp_path):
+    pytest.importorskip("trl")
+    for rank in run_case("sft", tmp_path):
+        assert_exact(rank)
+
+
 def test_the_factor_goes_with_any_schedule(tmp_path):
     for rank in run_case("schedules", tmp_path):
         assert len(rank) == 5

@@ -12,15 +12,28 @@ if sys.argv[1].startswith("deepspeed"):
 
 import torch
 import torch.nn.functional as F  # noqa: N812
-from accelerate import ParallelismConfig
-from accelerate.utils import DeepSpeedSequenceParallelConfig
 from transformers import TrainerCallback, TrainingArguments, get_scheduler
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from packer.errors import PackerError
-from packer.integrations.hf import PlanTrainer
+from packer.integrations.hf import PlanTrainer, PlanTrainerMixin
 from tests.integrations import tiny
 from tests.integrations.processes import report
+
+DEFAULTS: dict[str, Any] = {
+    "gradient_accumulation_steps": 2,
+    "per_device_train_batch_size": 1,
+    "per_device_eval_batch_size": 1,
+    "logging_steps": 1,
+    "report_to": [],
+    "save_strategy": "no",
+    "optim": "sgd",
+    "learning_rate": 1.0,
+    "lr_scheduler_type": "constant",
+    "max_grad_norm": 0.0,
+    "disable_tqdm": True,
+    "seed": 1,
+}
 
 
 class Record(TrainerCallback):
@@ -48,21 +61,7 @@ class Record(TrainerCallback):
 
 
 def make_trainer(folder: str, data, plan, *, model=None, record=None, **options: Any):
-    defaults = {
-        "gradient_accumulation_steps": 2,
-        "per_device_train_batch_size": 1,
-        "per_device_eval_batch_size": 1,
-        "logging_steps": 1,
-        "report_to": [],
-        "use_cpu": "deepspeed" not in options,
-        "save_strategy": "no",
-        "optim": "sgd",
-        "learning_rate": 1.0,
-        "lr_scheduler_type": "constant",
-        "max_grad_norm": 0.0,
-        "disable_tqdm": True,
-        "seed": 1,
-    }
+    defaults = DEFAULTS | {"use_cpu": "deepspeed" not in options}
     eval_dataset = options.pop("eval_dataset", None)
     args = TrainingArguments(output_dir=folder, **defaults | options)
     trainer = PlanTrainer(
@@ -278,6 +277,10 @@ def deepspeed_resume(folder: str) -> dict[str, Any]:
 
 
 def ulysses_options(stage: int, attention: str = "sdpa") -> dict[str, Any]:
+    # Newer than the oldest accelerate that the rest works with.
+    from accelerate import ParallelismConfig
+    from accelerate.utils import DeepSpeedSequenceParallelConfig
+
     handler = DeepSpeedSequenceParallelConfig(
         sp_seq_length_is_variable=True, sp_attn_implementation=attention
     )
@@ -344,6 +347,51 @@ def deepspeed_refusals(folder: str) -> dict[str, str]:
         except PackerError as error:
             refused[reason] = f"{type(error).__name__}: {error}"
     return refused
+
+
+def sft(folder: str) -> dict[str, Any]:
+    """TRL's SFTTrainer under the mixin, on samples that are tokenized already."""
+    from datasets import Dataset
+    from tokenizers import Tokenizer, models
+    from transformers import PreTrainedTokenizerFast
+    from trl import SFTConfig, SFTTrainer
+
+    class PlanSFTTrainer(PlanTrainerMixin, SFTTrainer):
+        pass
+
+    data = tiny.Tokens()
+    plan = tiny.plan(data, layout="packed")
+    rows = [{name: values.tolist() for name, values in sample.items()} for sample in data.samples]
+    vocabulary = {f"<{i}>": i for i in range(tiny.VOCABULARY)}
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=Tokenizer(models.WordLevel(vocabulary, unk_token="<0>")),
+        eos_token="<1>",
+        pad_token="<2>",
+    )
+    loss, gradient = tiny.step_gradient(data, tiny.step_samples(plan))
+    gradient *= plan.epoch(0).step(0).lr_scale
+    model = tiny.decoder()
+    before = tiny.weights(model)
+    trainer = PlanSFTTrainer(
+        plan=plan,
+        model=model,
+        processing_class=tokenizer,
+        train_dataset=Dataset.from_list(rows),
+        args=SFTConfig(
+            output_dir=folder,
+            dataset_kwargs={"skip_prepare_dataset": True},
+            **DEFAULTS | {"use_cpu": True, "max_steps": 1, "gradient_checkpointing": False, "bf16": False},
+        ),
+    )
+    trainer.train()
+    change = before - tiny.weights(model)
+    return {
+        "error": float((change - gradient).abs().max() / gradient.abs().max()),
+        "loss": trainer.state.log_history[0]["loss"],
+        "expected_loss": loss,
+        "rate": trainer.state.log_history[0]["learning_rate"],
+        "lr_scale": plan.epoch(0).step(0).lr_scale,
+    }
 
 
 def refusals(folder: str) -> dict[str, str]:
