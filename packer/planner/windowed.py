@@ -47,26 +47,24 @@ def windowed(
         same_seqlen: whether that shape includes S.
         key: of the random order.
     """
+    packed = _pack_windows(lengths, owners, limits, window, width, key)
+    return finish_windows(packed, lengths, owners, limits, width=width, same_seqlen=same_seqlen, key=key)
+
+
+def _pack_windows(
+    lengths: IntArray, owners: IntArray | None, limits: Limits, window: int, width: int, key: np.uint64
+) -> MicroBatches:
+    """Pack every window; the micro-batches come window by window."""
     num_samples = lengths.shape[1]
     entries = shuffled_entries(lengths[0], key)
     edges = window_edges(lengths, limits, window, width)
-    longest = int(lengths.max())
+    bits = int(lengths.max()).bit_length()
+    budget = int(limits.budgets[0])
     out_ids = np.empty(num_samples, id_dtype(num_samples))
     out_lengths = np.empty(num_samples, np.int32)
-    owned = np.empty(0, np.int32) if owners is None else _counted(owners)
+    owned = np.empty(0, np.int64) if owners is None else _counted(owners)
 
-    def pack(span: NDArray[np.int64], room: NDArray[np.int64], left: NDArray[np.int64]) -> int:
-        bits = longest.bit_length()
-        if limits.packed:
-            levels = bitmap_levels(int(limits.budgets[0]))
-            words = np.zeros(int(levels[-1]), np.uint64)
-            heads = np.zeros(int(limits.budgets[0]) + 1, np.int32)
-            return int(
-                kernels.best_fit_windows(
-                    entries, span, bits, limits, levels, words, heads, out_ids, out_lengths, room[0], room[1]
-                )
-            )
-        charge = int(limits.budgets[0]) // CHARGE_DIVISOR
+    def partition(span: NDArray[np.int64], room: NDArray[np.int64], left: NDArray[np.int64]) -> int:
         return int(
             kernels.partition_windows(
                 entries,
@@ -74,7 +72,7 @@ def windowed(
                 bits,
                 limits,
                 width,
-                charge,
+                budget // CHARGE_DIVISOR,
                 owned,
                 out_ids,
                 out_lengths,
@@ -84,8 +82,18 @@ def windowed(
             )
         )
 
-    stretches, leftover = _run_windows(pack, edges)
-    packed = MicroBatches(
+    def best_fit(span: NDArray[np.int64], room: NDArray[np.int64], left: NDArray[np.int64]) -> int:
+        levels = bitmap_levels(budget)
+        words = np.zeros(int(levels[-1]), np.uint64)
+        heads = np.zeros(budget + 1, np.int32)
+        return int(
+            kernels.best_fit_windows(
+                entries, span, bits, limits, levels, words, heads, out_ids, out_lengths, room[0], room[1]
+            )
+        )
+
+    stretches, leftover = _run_windows(best_fit if limits.packed else partition, edges)
+    return MicroBatches(
         pieces=out_ids,
         seqlens=out_lengths,
         starts=stretches[0],
@@ -93,7 +101,6 @@ def windowed(
         leftover=out_ids[leftover],
         in_steps=width > 1,
     )
-    return finish_windows(packed, lengths, owners, limits, width=width, same_seqlen=same_seqlen, key=key)
 
 
 def _counted(owners: IntArray) -> NDArray[np.int64]:
