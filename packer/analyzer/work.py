@@ -25,7 +25,7 @@ from packer.sources import Source, Unit
 
 UNIT_BYTES = 16 << 20
 TEXT_UNIT_BYTES = 2 << 20
-"""A tokenizer is busy for about a second: long enough for all its threads, short enough to deal out evenly."""
+"""Busy for about a second: long enough for all threads of a tokenizer, short enough to deal out evenly."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
