@@ -1,7 +1,6 @@
 """``plan.json``: read it, and refuse what is not a plan of this version, by name."""
 
 import json
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -54,9 +53,3 @@ def _check_header(header: Any, path: str) -> None:
     problem = first_problem(header)
     if problem is not None:
         raise PlanError(f"{path} is not as packer writes it: {problem}; plan again")
-
-
-def file_entry(header: Mapping[str, Any], name: str) -> dict[str, Any]:
-    """Return what the header says of one file: size, hash, rows, digests of the record batches."""
-    entry: dict[str, Any] = header["files"][name]
-    return entry

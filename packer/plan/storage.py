@@ -12,7 +12,6 @@ from numpy.typing import NDArray
 from packer.errors import PlanError
 from packer.plan import schema
 from packer.plan.digest import batch_digest, validate
-from packer.plan.header import file_entry
 
 
 class FolderFiles:
@@ -59,7 +58,7 @@ class PlanTable:
 
     def __init__(self, files: FolderFiles | MemoryFiles, name: str, header: Mapping[str, Any]) -> None:
         self.name = files.describe(name)
-        entry = file_entry(header, name)
+        entry = header["files"][name]
         self.num_rows: int = entry["num_rows"]
         self.rows_per_batch: int = entry["rows_per_batch"]
         self._digests: list[str] = entry["batch_digests"]

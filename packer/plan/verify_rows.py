@@ -8,7 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from packer.errors import InvariantError
-from packer.plan.reader import MicroBatches, Plan
+from packer.plan.reader import Plan
+from packer.plan.rows import MicroBatches
 
 Columns = NDArray[Any]
 

@@ -9,7 +9,8 @@ from numpy.typing import NDArray
 
 from packer.errors import InvariantError
 from packer.plan.epoch import DROP_REASONS
-from packer.plan.reader import MicroBatches, Plan
+from packer.plan.reader import Plan
+from packer.plan.rows import MicroBatches
 
 PIECES_PER_PASS = 1 << 24
 """Pieces of cut samples that are held at a time."""

@@ -7,7 +7,8 @@ from numpy.typing import NDArray
 
 from packer.errors import InvariantError
 from packer.metrics import Metrics
-from packer.plan.reader import Epoch, MicroBatches, Plan, Steps
+from packer.plan.reader import Epoch, Plan
+from packer.plan.rows import MicroBatches, Steps
 
 RELATIVE_ERROR = 1e-12
 """Of a learning-rate factor: one division, one root, one mean."""

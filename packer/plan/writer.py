@@ -12,8 +12,9 @@ from numpy.typing import NDArray
 
 from packer._version import __version__
 from packer.plan import schema
+from packer.plan.counts import ShapeTable, drop_counts, rank_imbalance, whole_samples
 from packer.plan.digest import HEADER_HASH, content_hash, header_hash
-from packer.plan.epoch import DROP_REASONS, DroppedSamples, PlannedEpoch
+from packer.plan.epoch import DroppedSamples, PlannedEpoch
 from packer.plan.facts import PlanFacts
 from packer.plan.reader import Plan, load_plan
 from packer.plan.storage import MemoryFiles
@@ -95,7 +96,7 @@ def _write_tables(
     """Write all tables; return the header but for its own hash."""
     files: dict[str, dict[str, Any]] = {}
     counts: list[dict[str, Any]] = []
-    shapes = _ShapeTable()
+    shapes = ShapeTable(facts.config)
     totals = _Totals()
     with TableFiles(target) as tables:
         drops = _DroppedTable(tables, facts.num_samples)
@@ -106,7 +107,7 @@ def _write_tables(
             name = schema.steps_file(number)
             files[name] = _write_steps(tables, name, epoch, totals)
             drops.append(number, epoch.dropped)
-            counts.append(tensor_counts | {"dropped": _drop_counts(epoch.dropped), "figures": epoch.figures})
+            counts.append(tensor_counts | {"dropped": drop_counts(epoch.dropped), "figures": epoch.figures})
         files[schema.DROPPED_FILE] = drops.close()
     return {
         "format": schema.FORMAT,
@@ -115,7 +116,7 @@ def _write_tables(
         **_portable(facts),
         "num_epochs": len(counts),
         "shapes": shapes.as_json(),
-        "dropped": _drop_counts(dropped),
+        "dropped": drop_counts(dropped),
         "epochs": counts,
         "files": files,
         "content_hash": content_hash({name: entry["batch_digests"] for name, entry in files.items()}),
@@ -127,7 +128,7 @@ def _write_microbatches(
     name: str,
     facts: PlanFacts,
     epoch: PlannedEpoch,
-    shapes: "_ShapeTable",
+    shapes: ShapeTable,
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """Write one epoch's micro-batches; return the file's entry and the epoch's counts."""
     sample_id = schema.id_type(facts.num_samples)
@@ -149,7 +150,7 @@ def _write_microbatches(
         "num_fillers": int(np.count_nonzero(epoch.is_filler)),
         "num_repeats": int(np.count_nonzero(epoch.is_repeat)),
         "max_padded_tokens": 0,
-        "rank_imbalance": _rank_imbalance(epoch.costs, facts.config["dp_size"]),
+        "rank_imbalance": rank_imbalance(epoch.costs, facts.config["dp_size"]),
     }
     table = tables.open(name, columns)
     for first in range(0, num_rows, rows_per_batch):
@@ -160,7 +161,7 @@ def _write_microbatches(
         area = epoch.padded_seqlens[rows].astype(np.int64)
         if not packed:
             area *= arrays["num_samples"]
-        counts["num_samples"] += int(_whole_samples(arrays)[planned].sum())
+        counts["num_samples"] += int(whole_samples(arrays)[planned].sum())
         counts["num_tokens"] += int(arrays["num_tokens"][planned].sum())
         counts["num_padded_tokens"] += int(area.sum())
         counts["max_padded_tokens"] = max(counts["max_padded_tokens"], int(area.max(initial=0)))
@@ -196,16 +197,6 @@ def _microbatch_arrays(epoch: PlannedEpoch, rows: slice, dp_size: int, grad_accu
     for metric, padded in epoch.padded_seqlens_by_metric.items():
         arrays[schema.PADDED_SEQLEN_PREFIX + metric] = padded[rows]
     return arrays
-
-
-def _whole_samples(arrays: dict[str, Any]) -> NDArray[np.integer]:
-    """Return per micro-batch how many samples begin in it: a sample in pieces counts with its first one."""
-    if "starts" not in arrays:
-        num_samples: NDArray[np.int32] = arrays["num_samples"]
-        return num_samples
-    offsets, starts = arrays["starts"]
-    begun: NDArray[np.int64] = np.concatenate(([0], np.cumsum(starts == 0, dtype=np.int64)))[offsets]
-    return np.diff(begun)
 
 
 def _write_steps(tables: TableFiles, name: str, epoch: PlannedEpoch, totals: "_Totals") -> dict[str, Any]:
@@ -285,59 +276,6 @@ def _running(sizes: NDArray[np.int64], start: int) -> tuple[NDArray[np.int64], i
     """Return the total before each step and after the last."""
     totals = start + np.concatenate(([0], np.cumsum(sizes, dtype=np.int64)))
     return totals[:-1], int(totals[-1])
-
-
-class _ShapeTable:
-    """How many micro-batches have each shape (B, S), while there are few enough to list."""
-
-    LIMIT = 256
-
-    def __init__(self) -> None:
-        self._counts: dict[tuple[int, int], int] | None = {}
-
-    def add(self, num_rows: NDArray[np.integer], padded_seqlens: NDArray[np.int32]) -> None:
-        if self._counts is None:
-            return
-        keys, counts = np.unique(
-            num_rows.astype(np.int64) << 32 | padded_seqlens.astype(np.int64), return_counts=True
-        )
-        for key, count in zip(keys.tolist(), counts.tolist(), strict=True):
-            shape = (key >> 32, key & 0xFFFFFFFF)
-            self._counts[shape] = self._counts.get(shape, 0) + count
-        if len(self._counts) > self.LIMIT:
-            self._counts = None
-
-    def as_json(self) -> list[dict[str, int]] | None:
-        """Return the table by falling count, or None where there are more than ``LIMIT`` shapes."""
-        if self._counts is None:
-            return None
-        ordered = sorted(self._counts.items(), key=lambda item: (-item[1], item[0]))
-        return [{"num_rows": b, "padded_seqlen": s, "count": count} for (b, s), count in ordered]
-
-
-def _rank_imbalance(costs: NDArray[np.int64], dp_size: int) -> float:
-    """Return max/mean − 1 of the cost over the ranks of a slot, averaged over the slots.
-
-    Summed in billionths, as integers: the same figure on every machine.
-    """
-    # (slots · D,) -> (slots, D)
-    slots = costs.reshape(-1, dp_size)
-    totals = slots.sum(axis=1)
-    excess = (slots.max(axis=1)[totals > 0] * dp_size - totals[totals > 0]) / totals[totals > 0]
-    return int(np.rint(excess * 1e9).astype(np.int64).sum()) // max(len(excess), 1) / 1e9
-
-
-def _drop_counts(dropped: DroppedSamples) -> dict[str, dict[str, int]]:
-    """Return reason → samples and tokens."""
-    counts = {}
-    for code, reason in enumerate(DROP_REASONS):
-        mine = dropped.reasons == code
-        if mine.any():
-            counts[reason] = {
-                "num_samples": int(np.count_nonzero(mine)),
-                "num_tokens": int(dropped.num_tokens[mine].sum()),
-            }
-    return counts
 
 
 def _record_batch(columns: pa.Schema, arrays: dict[str, Any]) -> pa.RecordBatch:

@@ -1,0 +1,79 @@
+"""What ``plan.json`` counts while the tables are written."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from packer.plan.epoch import DROP_REASONS, DroppedSamples
+
+
+class ShapeTable:
+    """How many micro-batches have each shape (B, S), while there are few enough to list.
+
+    A plan that was asked for few lengths lists its shapes whatever their number, another one a screenful.
+    """
+
+    MOST = 256
+    MOST_WHERE_ASKED = 65_536
+
+    def __init__(self, config: Mapping[str, Any]) -> None:
+        asked = config.get("num_shapes") is not None or config.get("fixed_seqlen") is not None
+        self._most = self.MOST_WHERE_ASKED if asked else self.MOST
+        self._counts: dict[tuple[int, int], int] | None = {}
+
+    def add(self, num_rows: NDArray[np.integer], padded_seqlens: NDArray[np.int32]) -> None:
+        """Count micro-batches: (M,) rows of each tensor, and their length."""
+        if self._counts is None:
+            return
+        keys, counts = np.unique(
+            num_rows.astype(np.int64) << 32 | padded_seqlens.astype(np.int64), return_counts=True
+        )
+        for key, count in zip(keys.tolist(), counts.tolist(), strict=True):
+            shape = (key >> 32, key & 0xFFFFFFFF)
+            self._counts[shape] = self._counts.get(shape, 0) + count
+        if len(self._counts) > self._most:
+            self._counts = None
+
+    def as_json(self) -> list[dict[str, int]] | None:
+        """Return the table by falling count, or None where there are too many."""
+        if self._counts is None:
+            return None
+        ordered = sorted(self._counts.items(), key=lambda item: (-item[1], item[0]))
+        return [{"num_rows": b, "padded_seqlen": s, "count": count} for (b, s), count in ordered]
+
+
+def rank_imbalance(costs: NDArray[np.int64], dp_size: int) -> float:
+    """Return max/mean − 1 of the cost over the ranks of a slot, averaged over the slots.
+
+    Summed in billionths, as integers: the same figure on every machine.
+    """
+    # (slots · D,) -> (slots, D)
+    slots = costs.reshape(-1, dp_size)
+    totals = slots.sum(axis=1)
+    excess = (slots.max(axis=1)[totals > 0] * dp_size - totals[totals > 0]) / totals[totals > 0]
+    return int(np.rint(excess * 1e9).astype(np.int64).sum()) // max(len(excess), 1) / 1e9
+
+
+def drop_counts(dropped: DroppedSamples) -> dict[str, dict[str, int]]:
+    """Return reason → samples and tokens."""
+    counts = {}
+    for code, reason in enumerate(DROP_REASONS):
+        mine = dropped.reasons == code
+        if mine.any():
+            counts[reason] = {
+                "num_samples": int(np.count_nonzero(mine)),
+                "num_tokens": int(dropped.num_tokens[mine].sum()),
+            }
+    return counts
+
+
+def whole_samples(arrays: dict[str, Any]) -> NDArray[np.integer]:
+    """Return per micro-batch how many samples begin in it: a sample in pieces counts with its first one."""
+    if "starts" not in arrays:
+        num_samples: NDArray[np.int32] = arrays["num_samples"]
+        return num_samples
+    offsets, starts = arrays["starts"]
+    begun: NDArray[np.int64] = np.concatenate(([0], np.cumsum(starts == 0, dtype=np.int64)))[offsets]
+    return np.diff(begun)
