@@ -7,6 +7,7 @@ import pytest
 
 from packer.analyzer import analyze
 from packer.errors import ConfigError, EmptyPlanError, MetricsError, PlanError, SampleTooLongError
+from packer.kernels import counting, rng, windows
 from packer.metrics import open_metrics
 from packer.plan.epoch import DROP_REASONS
 from packer.planner import PlanConfig, make_plan
@@ -140,10 +141,26 @@ def test_ids_beyond_32_bits():
         assert {DROP_REASONS[code] for code in draft.dropped.reasons} == {"remainder"}
 
 
-def test_positions_beyond_2_31_survive_in_entries():
-    entries = np.array([7 << 32 | 2**32 - 1, 9 << 32 | 2**31], np.int64)
-    assert (entries & 0xFFFFFFFF).tolist() == [2**32 - 1, 2**31]
-    assert (entries >> 32).tolist() == [7, 9]
+def test_kernels_count_beyond_32_bits():
+    """An index of 3 billion samples of one length that takes no memory; a stretch of it is worked on."""
+    lengths = np.broadcast_to(np.int32(7), (3_000_000_000,))
+    start, stop = 2**31 - 5, 2**31 + 45
+    expected = list(range(start, stop))
+    out = np.empty(50, np.int64)
+    counting.scatter_by_length(lengths, start, stop, np.zeros(8, np.int64), out)
+    assert out.tolist() == expected
+    entries, counts = np.empty(50, np.int64), np.zeros(2, np.int64)
+    rng.count_buckets(start, stop, np.uint64(63), np.uint64(1), counts)
+    rng.scatter_entries(lengths, start, stop, np.uint64(63), np.uint64(1), np.array([0, counts[0]]), entries)
+    assert sorted(entries.tolist()) == [7 << 32 | sample for sample in expected]
+    ids, seqlens = np.empty(50, np.int64), np.empty(50, np.int32)
+    starts, sizes, left = np.empty(50, np.int64), np.empty(50, np.int64), np.empty(1, np.int64)
+    none = np.empty(0, np.int64)
+    config = PlanConfig(max_tokens=70)
+    windows.partition_windows(
+        entries, np.array([0, 50]), 3, limits_for(config), 1, 8, none, ids, seqlens, starts, sizes, left
+    )
+    assert sorted(ids.tolist()) == expected
 
 
 def test_every_epoch_has_its_own_order_from_seed_and_epoch():
