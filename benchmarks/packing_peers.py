@@ -95,6 +95,7 @@ def draw(results: dict[int, dict[str, float]], path: str) -> None:
     import matplotlib
 
     matplotlib.use("svg")
+    matplotlib.rcParams |= {"svg.fonttype": "none", "svg.hashsalt": "packer"}
     from matplotlib import pyplot
 
     figure, axes = pyplot.subplots(figsize=(7, 4.5))

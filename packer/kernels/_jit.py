@@ -3,6 +3,9 @@
 ``nogil`` lets plain Python threads run serial kernels side by side; numba's own threads are not used, because
 their layers die in forked children or under several Python threads. ``error_model="numpy"`` drops the checks
 for division by zero. No ``fastmath`` anywhere: the same plan on every machine.
+
+A kernel kept on disk notices changes of its own file only. After editing a helper that kernels of another file
+call, remove ``packer/kernels/__pycache__``.
 """
 
 import warnings
