@@ -296,7 +296,7 @@ function render() {
   const all = summary.source_samples * summary.num_epochs;
   card(cards, "Steps", whole(summary.num_steps), `${whole(summary.dp_size)} ranks × ${whole(summary.grad_accum)} micro-batches`);
   card(cards, "Samples planned", all ? percent(summary.planned_samples / all) : "0", `${whole(summary.planned_samples)} of ${whole(all)}`);
-  card(cards, "Padding", percent(summary.padding), survey.fixed_size ? `${percent(survey.fixed_size.padding)} in fixed-size batches` : "");
+  card(cards, "Padding", percent(summary.padding), survey.fixed_size ? `${percent(survey.fixed_size.padding)} in batches of ${whole(survey.fixed_size.num_rows)}` : "");
   if (summary.tokens_per_step) card(cards, "Tokens per step", amount(summary.tokens_per_step.median), `${short(summary.tokens_per_step.min)} to ${short(summary.tokens_per_step.max)}`);
   if (summary.lr_scale) card(cards, "LR factor", summary.lr_scaling === "none" ? "1" : `${factor(summary.lr_scale.min)}–${factor(summary.lr_scale.max)}`, summary.lr_scaling === "none" ? "no scaling" : `${summary.lr_scaling} in ${summary.lr_by}`);
   if (summary.over_bound !== null) card(cards, "Packs over the bound", whole(summary.over_bound), `of at least ${whole(summary.lower_bound)}`);
@@ -306,11 +306,11 @@ function render() {
   if (!survey.fixed_size) return tables();
 
   const fixed = survey.fixed_size;
-  const cost = section(main, "What padding costs", `Shuffled batches of ${whole(fixed.num_rows)} ${fixed.num_rows === 1 ? "sample" : "samples"}, the most that need no more memory than this plan's largest micro-batch, would put ${factor(fixed.times_tokens)} times as many tokens through the model.`);
+  const cost = section(main, "What padding costs", `Shuffled batches of ${whole(fixed.num_rows)} ${fixed.num_rows === 1 ? "sample" : "samples"}, the most that need no more memory than this plan's largest micro-batch, would take ${factor(fixed.times_microbatches)} times as many micro-batches and put ${factor(fixed.times_tokens)} times as many tokens through the model.`);
   const real = summary.planned_tokens;
   bars(cost, [
     { name: "this plan", text: `${amount(summary.padded_tokens)} tokens, ${percent(summary.padding)} padding`, parts: [[real, "var(--real)"], [Math.max(summary.padded_tokens - real, 0), "var(--padding)"]] },
-    { name: `fixed size ${whole(fixed.num_rows)}`, text: `${amount(fixed.times_tokens * summary.padded_tokens)} tokens, ${percent(fixed.padding)} padding`, parts: [[real, "var(--real)"], [Math.max(fixed.times_tokens * summary.padded_tokens - real, 0), "var(--padding)"]] },
+    { name: `shuffled batches of ${whole(fixed.num_rows)}`, text: `${amount(fixed.times_tokens * summary.padded_tokens)} tokens, ${percent(fixed.padding)} padding`, parts: [[real, "var(--real)"], [Math.max(fixed.times_tokens * summary.padded_tokens - real, 0), "var(--padding)"]] },
   ]);
   legend(cost, [["var(--real)", "real tokens"], ["var(--padding)", "padding"]]);
 

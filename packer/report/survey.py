@@ -1,5 +1,6 @@
 """What only all micro-batches together tell: lengths, padding step by step, the work of every rank."""
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -24,13 +25,14 @@ Progress = Callable[[int, int], None]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FixedSize:
-    """The same samples in shuffled batches of a fixed number, padded to the longest of each."""
+    """The same samples in shuffled batches of a fixed number, padded to the longest of each, and rounded."""
 
     num_rows: int
     """The most samples a batch that need no more memory than the plan's largest micro-batch."""
     padding: float
     """Padded over real tokens, less one."""
-    num_microbatches: int
+    times_microbatches: float
+    """Its micro-batches over those of the plan."""
     times_tokens: float
     """Tokens of its tensors over those of the plan."""
 
@@ -197,13 +199,15 @@ def _fixed_size(plan: Plan, counts: NDArray[np.int64]) -> FixedSize | None:
         return None
     largest = max(epoch["max_padded_tokens"] for epoch in plan.header["epochs"])
     longest = int(np.flatnonzero(counts)[-1])
-    num_rows = max(largest // longest, 1)
+    multiple = math.lcm(plan.config.get("sp_size", 1), plan.config.get("pad_multiple", 1))
+    num_rows = max(largest // (-(-longest // multiple) * multiple), 1)
     generator = np.random.default_rng(0)
     if total <= FIXED_SIZE_SAMPLES:
         lengths = generator.permutation(np.repeat(np.arange(len(counts)), counts))
     else:
         lengths = generator.choice(len(counts), FIXED_SIZE_SAMPLES, p=counts / total)
     longest_of = np.maximum.reduceat(lengths, np.arange(0, len(lengths), num_rows))
+    longest_of = -(-longest_of // multiple) * multiple
     sizes = np.diff(np.append(np.arange(0, len(lengths), num_rows), len(lengths)))
     padding = float((longest_of * sizes).sum() / lengths.sum() - 1)
     tokens = float(np.arange(len(counts)) @ counts)
@@ -211,9 +215,16 @@ def _fixed_size(plan: Plan, counts: NDArray[np.int64]) -> FixedSize | None:
     return FixedSize(
         num_rows=num_rows,
         padding=padding,
-        num_microbatches=-(-total // num_rows),
+        times_microbatches=-(-total // num_rows) / _planned_microbatches(plan),
         times_tokens=tokens * (1 + padding) / max(padded, 1),
     )
+
+
+def _planned_microbatches(plan: Plan) -> int:
+    """Return how many micro-batches are no copies."""
+    epochs = plan.header["epochs"]
+    counts = (each["num_microbatches"] - each["num_fillers"] - each["num_repeats"] for each in epochs)
+    return max(int(sum(counts)), 1)
 
 
 def _examples(paddings: list[NDArray[np.float64]]) -> dict[str, tuple[int, int]]:

@@ -1,0 +1,73 @@
+"""What the pictures show is what the rows say."""
+
+import math
+
+import numpy as np
+import pytest
+
+from packer.plan import plan_in_memory
+from packer.report import survey
+from packer.report.overview import sparkline
+from packer.report.series import binned
+from tests import plans
+
+
+def test_lengths_padding_and_ranks():
+    plan, seqlens = plans.whole_plan()
+    found = survey(plan)
+    rows = [plan.epoch(e).microbatch(r) for e in range(2) for r in range(4)]
+    edges, planned = found.length_edges, found.planned_lengths
+    for low, high, count in zip(edges, edges[1:], planned, strict=False):
+        assert count == sum(low <= n < high for row in rows for n in row.seqlens.tolist())
+    assert sum(planned) == sum(row.num_samples for row in rows)
+    assert {reason: sum(counts) for reason, counts in found.dropped_lengths.items()} == {
+        "empty": 2, "too_long": 2, "filtered": 2, "remainder": 5,
+    }  # fmt: skip
+    steps = [rows[i : i + 2] for i in range(0, 8, 2)]
+    area = [sum(row.num_samples * row.padded_seqlen for row in step) for step in steps]
+    tokens = [sum(row.num_tokens for row in step) for step in steps]
+    assert found.padding.mean == pytest.approx([a / t - 1 for a, t in zip(area, tokens, strict=True)])
+    costs = [sum(row.cost for row in rows if row.dp_rank == rank) for rank in range(2)]
+    assert found.rank_costs == pytest.approx([cost / sum(costs) for cost in costs])
+    assert sum(seqlens) == plan.header["num_tokens"]
+    assert found.example_steps["first"] == (0, 0)
+
+
+def test_batches_of_fixed_size_are_counted_by_hand():
+    seqlens = [4] * 10 + [8] * 10
+    rows = [plans.Row(pieces=[(2 * i, seqlens[2 * i]), (2 * i + 1, seqlens[2 * i + 1])]) for i in range(10)]
+    plan = plan_in_memory(plans.facts(seqlens, pad_multiple=3), [plans.epoch(rows)], dropped=plans.drops())
+    fixed = survey(plan).fixed_size
+    # The largest tensor has 16 tokens; 8 rounds to 9, so one sample fits.
+    assert (fixed.num_rows, fixed.times_microbatches) == (1, 2.0)
+    assert fixed.padding == pytest.approx((10 * 6 + 10 * 9) / 120 - 1)
+    assert fixed.times_tokens == pytest.approx(150 / 120)
+
+
+def test_long_lengths_get_bins_that_grow():
+    seqlens = [*range(1, 50), 40_000]
+    rows = [plans.Row(pieces=[(i, n)]) for i, n in enumerate(seqlens)]
+    plan = plan_in_memory(plans.facts(seqlens), [plans.epoch(rows)], dropped=plans.drops())
+    found = survey(plan)
+    widths = np.diff(found.length_edges)
+    assert widths[-1] > 100 * widths[0]
+    assert found.length_edges[0] <= 1
+    assert found.length_edges[-1] > 40_000
+    assert sum(found.planned_lengths) == 50
+
+
+@pytest.mark.parametrize("pieces", [1, 3, 7])
+@pytest.mark.parametrize("num_bins", [1, 4, 20, 100])
+def test_stretches_of_a_series(pieces, num_bins):
+    values = np.random.default_rng(0).integers(0, 100, 20)
+    series = binned(np.array_split(values, pieces), 20, num_bins)
+    stretches = np.split(values, np.linspace(0, 20, min(num_bins, 20) + 1).astype(int)[1:-1])
+    assert series.mean == pytest.approx([stretch.mean() for stretch in stretches])
+    assert series.low == [stretch.min() for stretch in stretches]
+    assert series.high == [stretch.max() for stretch in stretches]
+
+
+def test_sparklines():
+    assert sparkline([0, 1, 2, 7]) == "▁▂▃█"
+    assert sparkline([5.0, 5.0]) == "▄▄"
+    assert len(sparkline([math.pi])) == 1
