@@ -62,15 +62,15 @@ def costs(plan: Plan, ranks: int) -> NDArray[np.int64]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--data", type=Path, help="folder of Parquet files with a column of lengths")
+    parser.add_argument("--data", type=Path, default=Path(__file__).parent / "data")
     options = parser.parse_args()
 
     print("| lengths | capacity | bound | exact best-fit-decreasing | packs | over the bound |")
     print("|---|---|---|---|---|---|")
     compare_packs("lognormal, 1M", lognormal(1_000_000))
-    for path in sorted(options.data.glob("*.parquet")) if options.data else []:
+    for path in sorted(options.data.glob("*_lengths.parquet")):
         lengths = pq.read_table(path, columns=["length"])["length"].to_numpy().astype(np.int32)
-        compare_packs(path.stem, lengths)
+        compare_packs(path.stem.removesuffix("_lengths"), lengths)
 
     print("\n| window | padded / real − 1 | micro-batches |\n|---|---|---|")
     for window in (16, 64, 256, 1024):

@@ -4,7 +4,7 @@
 their layers die in forked children or under several Python threads. ``error_model="numpy"`` drops the checks
 for division by zero. No ``fastmath`` anywhere: the same plan on every machine.
 
-A kernel kept on disk notices changes of its own file only. After editing a helper that kernels of another file
+A kernel kept on disk notices changes of its own file only. After editing a helper that kernels elsewhere
 call, remove ``packer/kernels/__pycache__``.
 """
 

@@ -2,8 +2,10 @@
 
 import bisect
 from collections import Counter
+from pathlib import Path
 
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 
 from packer.planner import PlanConfig, make_plan
@@ -30,16 +32,24 @@ def exact_best_fit_decreasing(lengths, capacity):
     return packs
 
 
+def lengths_of(name):
+    """Return lognormal lengths, or those of a request trace."""
+    if name == "lognormal":
+        return LOGNORMAL
+    path = Path(__file__).parents[2] / "benchmarks" / "data" / f"{name}_lengths.parquet"
+    return pq.read_table(path)["length"].to_numpy()
+
+
 @pytest.mark.parametrize("capacity", [4096, 8192, 8193, 32768])
-def test_never_more_packs_than_exact_best_fit_decreasing(capacity):
-    lengths = np.minimum(LOGNORMAL, capacity)
+@pytest.mark.parametrize("name", ["lognormal", "azure_llm_2023", "mooncake"])
+def test_never_more_packs_than_exact_best_fit_decreasing(name, capacity):
+    lengths = np.minimum(lengths_of(name), capacity)
     config = PlanConfig(max_tokens=capacity, layout="packed")
     plan = make_plan(lengths, config)
     counts = plan.header["epochs"][0]
     assert counts["num_microbatches"] <= exact_best_fit_decreasing(lengths, capacity)
-    assert (
-        counts["figures"]["lower_bound"] <= counts["num_microbatches"] <= counts["figures"]["lower_bound"] + 2
-    )
+    bound = counts["figures"]["lower_bound"]
+    assert bound <= counts["num_microbatches"] <= bound * 1.0003 + 1
 
 
 def test_flops_balance():
