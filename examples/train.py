@@ -40,6 +40,7 @@ def main() -> None:
     dataset = packer.open_dataset(arguments.source, metrics=metrics)
     loader = packer.PlanLoader(plan, dataset, device=arguments.device)
 
+    torch.manual_seed(0)
     model = small_decoder().to(arguments.device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     scheduler = torch.optim.lr_scheduler.LinearLR(optimizer, start_factor=0.1, total_iters=10)

@@ -1,0 +1,63 @@
+"""The loop to copy runs as it stands, learns, and goes on where it was stopped."""
+
+import gzip
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+
+
+def train(source: Path, out: Path, *, kill_after: int | None = None) -> dict[int, float]:
+    """Run the example, or some steps of it; return the loss that it prints for each step."""
+    command = [
+        sys.executable,
+        "-u",
+        EXAMPLES / "train.py",
+        "--source",
+        source,
+        "--out",
+        out,
+        "--max-tokens",
+        256,
+    ]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}  # one thread adds up in one order
+    losses: dict[int, float] = {}
+    with subprocess.Popen(
+        [str(word) for word in command],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        env=environment,
+        text=True,
+    ) as run:
+        assert run.stdout is not None
+        for line in run.stdout:
+            if match := re.match(r"epoch 0 step (\d+): loss (\S+) over", line):
+                losses[int(match[1])] = float(match[2])
+            if kill_after is not None and len(losses) == kill_after:
+                run.kill()
+                break
+    assert kill_after is not None or run.returncode == 0
+    return losses
+
+
+@pytest.mark.slow
+def test_a_killed_run_goes_on_from_its_last_checkpoint(tmp_path: Path) -> None:
+    source = tmp_path / "texts.jsonl"
+    with gzip.open(EXAMPLES / "data" / "instructions.jsonl.gz", "rt") as lines:
+        source.write_text(
+            "".join(line for line in lines if len(line) < 500)[:40_000].rsplit("\n", 1)[0] + "\n"
+        )
+    whole = train(source, tmp_path / "whole")
+    assert list(whole) == list(range(len(whole)))
+    assert len(whole) > 20
+    assert min(list(whole.values())[-5:]) < whole[0] - 0.5
+    begun = train(source, tmp_path / "killed", kill_after=14)
+    resumed = train(source, tmp_path / "killed")
+    assert min(resumed) == 10  # a checkpoint is taken after every tenth step
+    assert begun | resumed == pytest.approx(whole, abs=2e-3)
+    assert train(source, tmp_path / "killed") == {}  # it was finished
