@@ -13,6 +13,7 @@ from packer.metrics import Metrics, open_metrics
 from packer.plan import schema
 from packer.plan.digest import content_hash
 from packer.plan.reader import Plan, load_plan
+from packer.plan.verify_copies import check_copies
 from packer.plan.verify_rows import RowRules
 from packer.plan.verify_samples import check_samples
 from packer.plan.verify_steps import StepRules
@@ -80,6 +81,7 @@ def verify_plan(
                 progress(done, total)
         steps.check()
         check_samples(plan, number, seqlens)
+        check_copies(plan, number)
     rows.check_shapes()
     steps.check_learning_rates()
     return Verified(

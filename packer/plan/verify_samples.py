@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from packer.errors import InvariantError
 from packer.plan.epoch import DROP_REASONS
-from packer.plan.reader import Plan
+from packer.plan.reader import Epoch, Plan
 from packer.plan.rows import MicroBatches
 
 PIECES_PER_PASS = 1 << 24
@@ -25,6 +25,31 @@ class Pieces(NamedTuple):
     starts: NDArray[np.integer]
     seqlens: NDArray[np.integer]
     """Tokens planned, or lost."""
+
+
+def pieces_of(epoch: Epoch, *, copies: bool = False) -> Iterator[tuple[MicroBatches, Pieces]]:
+    """Yield the pieces that count as planned, or else those of fillers and repeats."""
+    for table in epoch.microbatches():
+        pieces = Pieces(
+            table.sample_ids,
+            np.broadcast_to(np.int32(0), table.seqlens.shape) if table.starts is None else table.starts,
+            table.seqlens,
+        )
+        is_copy = table.is_filler | table.is_repeat
+        if copies or is_copy.any():
+            wanted = np.repeat(is_copy == copies, np.diff(table.offsets))
+            pieces = Pieces(*(array[wanted] for array in pieces))
+        yield table, pieces
+
+
+def place_of(epoch: int, table: MicroBatches, sample: int) -> str:
+    """Return where a sample last appears in a table, as messages say it."""
+    piece = int(np.flatnonzero(table.sample_ids == sample)[-1])
+    at = int(np.searchsorted(table.offsets, piece, side="right")) - 1
+    return (
+        f"epoch {epoch}, step {table.step[at]}, micro-batch {table.accum[at]} of rank {table.dp_rank[at]} "
+        f"(row {table.first_row + at}), sample {sample}"
+    )
 
 
 def check_samples(plan: Plan, epoch: int, seqlens: NDArray[np.integer] | None) -> None:
@@ -46,7 +71,6 @@ def check_samples(plan: Plan, epoch: int, seqlens: NDArray[np.integer] | None) -
     else:
         checked.check_whole_samples()
     checked.check_totals()
-    checked.check_copies()
 
 
 class _Epoch:
@@ -57,19 +81,9 @@ class _Epoch:
         self._metric = seqlens
         self._name = f"epoch {epoch}"
 
-    def planned(self, *, copies: bool = False) -> Iterator[tuple[MicroBatches, Pieces]]:
-        """Yield the pieces that count as planned, or else those of fillers and repeats."""
-        for table in self._epoch.microbatches():
-            pieces = Pieces(
-                table.sample_ids,
-                np.broadcast_to(np.int32(0), table.seqlens.shape) if table.starts is None else table.starts,
-                table.seqlens,
-            )
-            is_copy = table.is_filler | table.is_repeat
-            if copies or is_copy.any():
-                wanted = np.repeat(is_copy == copies, np.diff(table.offsets))
-                pieces = Pieces(*(array[wanted] for array in pieces))
-            yield table, pieces
+    def planned(self) -> Iterator[tuple[MicroBatches, Pieces]]:
+        """Yield the pieces that count as planned."""
+        return pieces_of(self._epoch)
 
     def drops(self) -> Iterator[tuple[Pieces, NDArray[np.int64], NDArray[np.int8]]]:
         """Yield what this epoch does not plan: tokens lost, whole lengths, reasons."""
@@ -154,7 +168,7 @@ class _Epoch:
             seen[pieces.sample_ids] = True
             if again.any():
                 sample = int(pieces.sample_ids[np.argmax(again)])
-                raise InvariantError(f"{self._place(table, sample)}: it is planned twice")
+                raise InvariantError(f"{place_of(self._number, table, sample)}: it is planned twice")
 
     def _refuse_dropped_twice(self) -> None:
         seen = np.zeros(self._plan.num_samples, np.bool_)
@@ -237,28 +251,6 @@ class _Epoch:
                     counts["num_samples"] += int(np.count_nonzero(mine))
                     counts["num_tokens"] += int(part.num_tokens[mine].sum())
         return losses
-
-    def check_copies(self) -> None:
-        """Check that fillers and repeats hold samples that the epoch plans."""
-        counts = self._plan.header["epochs"][self._number]
-        if not counts["num_fillers"] + counts["num_repeats"]:
-            return
-        seen = np.zeros(self._plan.num_samples, np.bool_)
-        for _, pieces in self.planned():
-            seen[pieces.sample_ids] = True
-        for table, pieces in self.planned(copies=True):
-            if not seen[pieces.sample_ids].all():
-                sample = int(pieces.sample_ids[np.argmin(seen[pieces.sample_ids])])
-                raise InvariantError(f"{self._place(table, sample)}: it is copied, but planned nowhere")
-
-    def _place(self, table: MicroBatches, sample: int) -> str:
-        """Return where a sample last appears in a table."""
-        piece = int(np.flatnonzero(table.sample_ids == sample)[-1])
-        at = int(np.searchsorted(table.offsets, piece, side="right")) - 1
-        return (
-            f"{self._name}, step {table.step[at]}, micro-batch {table.accum[at]} of rank {table.dp_rank[at]} "
-            f"(row {table.first_row + at}), sample {sample}"
-        )
 
     def _refuse(
         self,

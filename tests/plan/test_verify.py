@@ -228,13 +228,39 @@ def test_loss_tokens_of_labels_are_compared_with_their_metric(tmp_path):
         verify_plan(plan_in_memory(facts, [wrong], dropped=plans.drops()), metrics=metrics)
 
 
-def test_a_copy_of_what_is_planned_nowhere_is_named(tmp_path):
-    plan, _ = plans.copying_plan("keep")
+@pytest.mark.parametrize(
+    ("kind", "message"),
+    [("keep", "copies no cheapest micro-batch"), ("fill", "repeated, but planned nowhere")],
+)
+def test_a_copy_of_what_is_planned_nowhere_is_named(tmp_path, kind, message):
+    plan, _ = plans.copying_plan(kind)
     plan.save(tmp_path / "plan")
     plans.forge(tmp_path / "plan", "plan.json", stated(num_samples=4))
     plans.forge(tmp_path / "plan", ROWS, put(3, sample_ids=[3]))
     plans.forge(tmp_path / "plan", DROPS, lambda rows: rows.append(lost(3)))
-    with pytest.raises(InvariantError, match=r"step 1, .*\(row 3\), sample 3: it is copied, but"):
+    with pytest.raises(InvariantError, match=rf"step 1, .*rank 1 \(row 3\), sample 3: .*{message}"):
+        verify_plan(tmp_path / "plan")
+
+
+def test_a_filler_that_is_not_the_cheapest_is_named(tmp_path):
+    rows = [plans.Row(pieces=[(i, n)]) for i, n in enumerate((5, 2, 4))]
+    copies = [plans.Row(pieces=rows[i].pieces, is_filler=True) for i in (1, 0)]
+    facts = plans.facts([5, 2, 4], grad_accum=4, remainder="keep")
+    for copy, message in zip(copies, (None, "copies no cheapest micro-batch"), strict=True):
+        epoch = plans.epoch([*rows, copy], grad_accum=4)
+        plan = plan_in_memory(facts, [epoch], dropped=plans.drops())
+        if message is None:
+            verify_plan(plan)
+            continue
+        with pytest.raises(InvariantError, match=message):
+            verify_plan(plan)
+
+
+def test_the_number_of_copies_is_as_stated(tmp_path):
+    plan, _ = plans.copying_plan("fill")
+    plan.save(tmp_path / "plan")
+    plans.forge(tmp_path / "plan", "plan.json", lambda h: h["epochs"][0].update(num_repeats=2))
+    with pytest.raises(InvariantError, match=r"2 micro-batches are is_repeat in plan.json, 1 in"):
         verify_plan(tmp_path / "plan")
 
 
