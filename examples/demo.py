@@ -24,7 +24,7 @@ SOURCE, TOKENIZER = DATA / "instructions.jsonl.gz", DATA / "tokenizer.json"
 
 MAX_TOKENS = 8192
 MAX_SEQLEN = 1024
-STEPS = 36
+STEPS = 30
 NUM_HELD_OUT = 200
 
 
