@@ -4,7 +4,7 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip --disable-pip-version-check --quiet
 
-.PHONY: help demo test test-all lint format clean
+.PHONY: help demo test test-all lint format docs clean
 
 help:  ## List the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -28,8 +28,11 @@ format: $(VENV)/core.done  ## Write the format
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
+docs: $(VENV)/docs.done  ## Build the documentation into site/; a broken link fails
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
+
 clean:  ## Remove the environment and every cache
-	rm -rf $(VENV) build dist *.egg-info demo-output .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) build dist site *.egg-info demo-output .mypy_cache .ruff_cache .pytest_cache .hypothesis
 
 $(VENV)/core.done: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -42,4 +45,8 @@ $(VENV)/frameworks.done: $(VENV)/core.done
 	$(PIP) install -c constraints.txt -e '.[text,chat,train,ray,hf,lightning,dev,frameworks]'
 	DS_BUILD_OPS=0 $(PIP) install -c constraints.txt --no-build-isolation -e '.[deepspeed]'
 	$(PIP) install -c constraints.txt --no-deps megatron-core
+	touch $@
+
+$(VENV)/docs.done: $(VENV)/core.done
+	$(PIP) install -c constraints.txt -e '.[docs]'
 	touch $@
