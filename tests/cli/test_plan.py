@@ -214,7 +214,7 @@ class TestBadInput:
             (["--max-tokens", "a=1,2"], "'' is not a whole number|METRIC=N"),
             (["--max-tokens", "0"], "--max-tokens 0 is not an integer from 1"),
             (["--max-tokens", "9", "--packing", "best-fit"], "add --layout packed"),
-            (["--max-tokens", "9", "--layout", "packed", "--pipeline"], "--same-num-samples"),
+            (["--max-tokens", "9", "--layout", "packed", "--same-num-samples"], "--layout padded"),
             (["--max-tokens", "9", "--layout", "odd"], "'odd' is not one of"),
             ([], "Missing option '--max-tokens'"),
         ],
