@@ -190,8 +190,6 @@ def check_definition(source: Source, definition: LengthDefinition) -> None:
         ConfigError: the tokenizer is not there, or not the one whose hash the definition holds.
     """
     for part in source.parts:
-        if part.schema is None:
-            continue
         for column in definition.read_columns:
             owner = part.location.path
             data_type = storage_type(find_field(part.schema, column, owner=owner).type)

@@ -93,8 +93,6 @@ def check_list_of_numbers(source: Source, column: str) -> None:
         ColumnError: a file has no such column, or one that is no list of numbers; names the file.
     """
     for part in source.parts:
-        if part.schema is None:
-            continue
         data_type = storage_type(find_field(part.schema, column, owner=part.location.path).type)
         if pat.is_null(data_type):
             continue

@@ -99,10 +99,6 @@ class IndexedPart(Part):
         """Name the sequence."""
         return f"sequence {row}"
 
-    def place(self, unit: Unit, row: int) -> str:
-        """Name the sequence."""
-        return self.place_of_row(unit.start + row)
-
     def close(self) -> None:
         """Unmap both files."""
         self.__dict__.pop("_values", None)

@@ -25,7 +25,8 @@ class ParquetPart(Part):
     def __init__(self, location: Location) -> None:
         super().__init__(location)
         self._num_bytes = location.size()
-        _ = self._metadata  # finds a damaged footer now, not in the middle of a run
+        if (self._group_rows < 0).any() or self.num_rows != self._metadata.num_rows:
+            raise SourceError(f"{location.path}: its footer counts its rows in two ways; fetch it again")
 
     def __getstate__(self) -> dict[str, Any]:
         return {"location": self.location, "_num_bytes": self._num_bytes}
@@ -66,8 +67,8 @@ class ParquetPart(Part):
 
     @property
     def num_rows(self) -> int:
-        """Number of rows, from the footer."""
-        return int(self._metadata.num_rows)
+        """Number of rows of all row groups."""
+        return int(self._first_rows[-1])
 
     def identity(self) -> dict[str, Any]:
         """Return size and hash of the footer, which holds every chunk's place, size and statistics."""
@@ -95,12 +96,14 @@ class ParquetPart(Part):
             yield from self._read_group(group, list(columns))
 
     def _read_group(self, group: int, columns: list[str]) -> Iterator[pa.RecordBatch]:
+        for column in columns:
+            find_field(self.schema, column, owner=self.location.path)
         num_rows = 0
         with reading(self.location, f"row group {group}"):
             for batch in self._file.iter_batches(
                 batch_size=self._batch_rows(group, columns),
                 row_groups=[group],
-                columns=[self._dotted(column) for column in columns],
+                columns=columns,
                 use_threads=False,
             ):
                 num_rows += batch.num_rows
@@ -130,10 +133,6 @@ class ParquetPart(Part):
     def _decode_group(self, group: int, columns: list[str]) -> list[pa.RecordBatch]:
         return list(self._read_group(group, columns))
 
-    def place(self, unit: Unit, row: int) -> str:
-        """Name the row group and the row."""
-        return self.place_of_row(int(self._first_rows[unit.start]) + row)
-
     def place_of_row(self, row: int) -> str:
         """Name the row group and the row."""
         group = int(np.searchsorted(self._first_rows, row, side="right")) - 1
@@ -159,13 +158,13 @@ class ParquetPart(Part):
             )
         ]
 
-    def _dotted(self, column: str) -> str:
-        find_field(self.schema, column, owner=self.location.path)
-        return column
+    @cached_property
+    def _leaf_paths(self) -> list[str]:
+        return [self._metadata.schema.column(leaf).path for leaf in range(self._metadata.num_columns)]
 
     def _leaves(self, columns: Sequence[str]) -> list[int]:
         """Return the numbers of the Parquet leaf columns that a set of dotted columns is made of."""
-        paths = [self._metadata.schema.column(leaf).path for leaf in range(self._metadata.num_columns)]
+        paths = self._leaf_paths
         roots = [".".join(split_path(self.schema, column) or [column]) for column in columns]
         return [
             leaf

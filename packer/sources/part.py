@@ -49,8 +49,8 @@ class Part(ABC):
 
     @property
     @abstractmethod
-    def schema(self) -> pa.Schema | None:
-        """The columns and their types; None where the format has none (JSON Lines)."""
+    def schema(self) -> pa.Schema:
+        """The columns and their types; null types where only reading tells (JSON Lines)."""
 
     @property
     @abstractmethod
@@ -86,7 +86,7 @@ class Part(ABC):
 
     def place(self, unit: Unit, row: int) -> str:
         """Say where row ``row`` of a unit is, for an error message."""
-        return f"row {(unit.first_row or 0) + row}"
+        return self.place_of_row((unit.first_row or 0) + row)
 
     def place_of_row(self, row: int) -> str:
         """Say where a row of the file is, for an error message."""

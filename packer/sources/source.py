@@ -42,19 +42,14 @@ class Source:
         """(files + 1,) row of the whole at which each file begins, and the number of rows."""
         return np.cumsum([0] + [part.num_rows for part in self.parts], dtype=np.int64)
 
-    def field(self, column: str) -> pa.Field | None:
-        """Return a column's type in the first file that knows it; None where no file has types (JSON Lines).
+    def field(self, column: str) -> pa.Field:
+        """Return a column as the first file has it in which it is not all null.
 
         Raises:
             ColumnError: a file has no such column; the message lists the ones it has.
         """
-        found: pa.Field | None = None
-        for part in self.parts:
-            if part.schema is not None:
-                field = find_field(part.schema, column, owner=part.location.path)
-                if found is None or pa.types.is_null(found.type):
-                    found = field
-        return found
+        fields = [find_field(part.schema, column, owner=part.location.path) for part in self.parts]
+        return next((field for field in fields if not pa.types.is_null(field.type)), fields[0])
 
     def identity(self) -> list[dict[str, Any]]:
         """Return for each file its format, row count (None where only reading tells), size and SHA-256."""
