@@ -95,7 +95,7 @@ def choose_pieces(
     fate, limit = _fates(seqlens, lengths, config)
     if fate is None:
         return _all_samples(seqlens, lengths, config), _lost(seqlens, np.empty(0, np.int64), None)
-    kept = np.flatnonzero(fate == _KEPT)
+    kept = _narrow(np.flatnonzero(fate == _KEPT), seqlens)
     if not len(kept):
         raise EmptyPlanError(
             f"no sample is left: {_count_reasons(fate)}; loosen the filters or raise the limits"
@@ -119,7 +119,7 @@ def _split(seqlens: IntArray, kept: IntArray, limit: int) -> Pieces:
     """Cut samples into pieces of ``limit`` tokens, the last one of what is left."""
     whole = seqlens[kept].astype(np.int64)
     pieces = -(-whole // limit)
-    ids = np.repeat(kept, pieces)
+    ids = np.repeat(kept, pieces)  # in 32 bits while every id of the source fits
     first = np.repeat(np.cumsum(pieces) - pieces, pieces)
     starts = (np.arange(len(ids)) - first) * limit
     if int(starts.max()) > MAX_SEQLEN:
@@ -131,7 +131,7 @@ def _split(seqlens: IntArray, kept: IntArray, limit: int) -> Pieces:
     return Pieces(
         lengths=cut[np.newaxis],
         seqlens=cut,
-        ids=_narrow(ids, seqlens),
+        ids=ids,
         starts=starts.astype(np.int32),
         source=seqlens,
     )
@@ -146,18 +146,18 @@ def _whole_or_truncated(
     config: PlanConfig,
 ) -> tuple[Pieces, DroppedSamples]:
     """Take the first ``limit`` tokens of each sample; what is behind them joins what is lost."""
-    whole = seqlens[kept].astype(np.int64)
+    whole = seqlens if len(kept) == len(seqlens) else seqlens[kept]
     cut = np.minimum(whole, limit).astype(np.int32)
     is_truncated = whole > limit
     if is_truncated.any():
-        lost = _join(lost, kept[is_truncated], whole[is_truncated], limit)
+        lost = _join(lost, kept[is_truncated], whole[is_truncated].astype(np.int64), limit)
     budgets = cut[np.newaxis]
     if isinstance(config.max_tokens, Mapping):
         budgets = np.stack([np.asarray(lengths[metric][kept], np.int32) for metric in config.budgets])
     pieces = Pieces(
         lengths=budgets,
         seqlens=cut,
-        ids=None if len(kept) == len(seqlens) else _narrow(kept, seqlens),
+        ids=None if len(kept) == len(seqlens) else kept,
         starts=np.zeros(len(cut), np.int32) if is_truncated.any() else None,
         source=seqlens,
     )
