@@ -1,5 +1,15 @@
 """The planner: from sequence lengths and a configuration to epochs of micro-batches and steps.
 
+1. ``config``: the options, checked where they are born; ``limits``: the bounds they put on a micro-batch.
+2. ``pieces``: which samples are planned, and how those that are too long are cut.
+3. ``packings``: samples → micro-batches, one file each: ``next_fit``, ``windowed`` (``pairs``: several
+   budgets), ``best_fit`` (``repair``: what it does not look at). ``orders`` shuffles and sorts; under a
+   ``curriculum`` ``pools`` says who may be packed when.
+4. ``steps``: micro-batches → rows of whole steps, the remainder, the balance of the ranks; ``draft``: what
+   they sum up to.
+5. ``epochs``: epoch after epoch, with the ``shapes`` and the ``lr`` base that all of them share.
+6. ``make_plan``: all of it, into a plan on disk or in memory.
+
 ``PlanConfig`` is imported at once; ``make_plan``, which brings the compiled kernels, when it is first used.
 """
 
