@@ -235,3 +235,15 @@ def test_only_the_outer_pipeline_stages_read_samples(pp_rank: int) -> None:
     assert [batch.shape for batch in batches] == shapes
     assert bool(dataset.read) == (pp_rank != 1)
     assert [dict(batch) == {} for batch in batches] == [pp_rank == 1] * 4
+
+
+@pytest.mark.parametrize("layout", ["padded", "packed"])
+@pytest.mark.parametrize("kind", [list, torch.from_numpy, np.uint16])
+def test_tokens_may_be_lists_tensors_and_arrays_of_any_integers(layout: str, kind: Any) -> None:
+    samples = {0: tokens_of(0, 3), 1: tokens_of(1, 2)}
+    dataset = [{"input_ids": kind(ids), "labels": kind(ids), "mask": kind(ids)} for ids in samples.values()]
+    plan = one_microbatch([(1, 2), (0, 3)], [3, 2], padded_seqlen=6, layout=layout)
+    batch = last_batch(plan, dataset)
+    plain = last_batch(plan, Tokens([3, 2]))
+    assert all(torch.equal(batch[name], plain[name]) for name in ("input_ids", "labels", "position_ids"))
+    assert torch.equal(batch["mask"].long(), plain["input_ids"])
