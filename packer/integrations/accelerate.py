@@ -11,7 +11,7 @@ already, and is no ``DataLoader`` that accelerate could shard again::
         optimizer.step()
         optimizer.zero_grad()
 
-Tested with accelerate 1.15, on DDP and on DeepSpeed 0.19.8.
+Tested with accelerate 1.15, on DDP and on ZeRO 1 and 3 of DeepSpeed 0.19.8.
 """
 
 import contextlib

@@ -11,7 +11,7 @@ skips its own factor and no other; ``engine.save_checkpoint`` keeps the place in
 together, and ``load_checkpoint`` refuses those of another plan; planning takes milliseconds.
 ``lr_scheduler.step(0)`` at an epoch's beginning leaves a warm-up inside where it is.
 
-Tested with DeepSpeed 0.19.8.
+Tested with DeepSpeed 0.17.0 and 0.19.8.
 """
 
 from collections.abc import Callable

@@ -12,7 +12,7 @@ and in the module::
 What Lightning gets for its data loader is no ``DataLoader``, so it puts no sampler of its own in; its
 length is that of the epoch, so nothing is read ahead. Lightning keeps its place in its own checkpoints.
 
-Tested with pytorch-lightning 2.6, on one device and on DDP.
+Tested with pytorch-lightning 2.5.5 and 2.6.6, on one device and on DDP.
 """
 
 from collections.abc import Iterator, Mapping

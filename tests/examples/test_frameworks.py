@@ -1,0 +1,106 @@
+"""The examples for frameworks run as they stand, each on two processes."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import packer
+
+pytestmark = pytest.mark.frameworks
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+SOURCE = EXAMPLES / "data" / "instructions.jsonl.gz"
+TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
+
+
+def run(*command: object, **environment: str) -> str:
+    """Run a script and return what it prints."""
+    shared = os.environ | {
+        "OMP_NUM_THREADS": "1",
+        "CUDA_VISIBLE_DEVICES": "",
+        "HF_HUB_OFFLINE": "1",
+        "DS_ACCELERATOR": "cpu",
+    }
+    done = subprocess.run(
+        [sys.executable, *map(str, command)],
+        capture_output=True,
+        text=True,
+        check=False,
+        env=shared | environment,
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def prepared(tmp_path_factory) -> Path:
+    """Metrics, a padded, a packed and a shared plan of the example data."""
+    folder = tmp_path_factory.mktemp("prepared")
+    packer.analyze(
+        SOURCE, out=folder / "metrics", text_column="text", tokenizer=EXAMPLES / "data" / "tokenizer.json"
+    )
+    metrics = packer.open_metrics(folder / "metrics")
+    two_ranks = {"max_tokens": 3072, "dp_size": 2, "grad_accum": 2, "lr_scaling": "sqrt"}
+    for name, options in {
+        "padded": two_ranks,
+        "packed": two_ranks | {"layout": "packed"},
+        "shared": {"max_tokens": 3072, "grad_accum": 8, "sp_size": 2, "max_samples": 1},
+    }.items():
+        packer.make_plan(metrics, packer.PlanConfig(**options), out=folder / name)
+    return folder
+
+
+def losses(output: str) -> list[float]:
+    return [float(loss) for loss in re.findall(r"loss'?:? '?(\d+\.\d+)", output)]
+
+
+def assert_learns(output: str, steps: int) -> None:
+    found = losses(output)
+    assert len(found) >= steps, output
+    assert found[-1] < found[0]
+
+
+def test_trainer(prepared, tmp_path):
+    script = (*TORCHRUN, EXAMPLES / "hf_trainer.py", "--metrics", prepared / "metrics", "--out", tmp_path)
+    assert_learns(run(*script, "--plan", prepared / "padded", "--steps", 6), 6)
+    resumed = run(*script, "--plan", prepared / "padded", "--steps", 8, "--resume")
+    assert len(re.findall("'learning_rate'", resumed)) == 2
+
+
+def test_trainer_with_ulysses_from_a_configuration_file(prepared, tmp_path):
+    launch = ("-m", "accelerate.commands.launch", "--config_file", EXAMPLES / "hf_ulysses.yaml")
+    script = (EXAMPLES / "hf_trainer.py", "--metrics", prepared / "metrics", "--plan", prepared / "shared")
+    output = run(
+        *launch,
+        *script,
+        "--out",
+        tmp_path,
+        "--steps",
+        4,
+        ACCELERATE_TORCH_DEVICE="cpu",
+        TORCH_EXTENSIONS_DIR=str(tmp_path),
+    )
+    assert len(re.findall("'learning_rate'", output)) >= 4
+
+
+def test_accelerate(prepared):
+    launch = ("-m", "accelerate.commands.launch", "--cpu", "--num_processes", 2)
+    script = (EXAMPLES / "accelerate_loop.py", "--metrics", prepared / "metrics")
+    assert_learns(run(*launch, *script, "--plan", prepared / "packed", "--steps", 6), 6)
+
+
+def test_lightning(prepared, tmp_path):
+    script = (EXAMPLES / "lightning_module.py", "--metrics", prepared / "metrics", "--devices", 2)
+    options = ("--plan", prepared / "padded", "--out", tmp_path, "--steps", 6)
+    assert_learns(run(*script, *options), 6)
+
+
+def test_deepspeed(tmp_path):
+    script = (*TORCHRUN, EXAMPLES / "deepspeed_dynamic_batching.py", "--metrics", tmp_path / "metrics")
+    assert_learns(run(*script, "--steps", 4, TORCH_EXTENSIONS_DIR=str(tmp_path)), 8)
+    pipeline = run(*script, "--steps", 3, "--stages", 2, TORCH_EXTENSIONS_DIR=str(tmp_path))
+    assert_learns(pipeline, 6)
