@@ -14,72 +14,92 @@ from packer.errors import ConfigError
 from packer.metrics import Manifest
 from packer.samples import SEQLEN
 
+from .options import GroupedCommand, grouped
 from .progress import ProgressDisplay
 
+LENGTH = "What the length of a sample is"
+METRICS = "Further metrics and files"
+RUN = "How it runs"
+OUTPUT = "Output"
 
-@click.command()
+
+@click.command(cls=GroupedCommand)
 @click.argument("sources", nargs=-1, required=True, metavar="SOURCE...")
-@click.option("--out", required=True, type=click.Path(path_type=Path), help="Metrics directory to make.")
-@click.option(
+@grouped(OUTPUT, "--out", required=True, type=click.Path(path_type=Path), help="Metrics directory to make.")
+@grouped(OUTPUT, "--overwrite", is_flag=True, help="Replace an existing metrics directory and token files.")
+@grouped(OUTPUT, "--json", "as_json", is_flag=True, help="Print the result for machines.")
+@grouped(
+    LENGTH,
     "--tokens-column",
     "tokens_columns",
     multiple=True,
     metavar="NAME",
     help="List column; the length is its number of elements. Repeat as METRIC=NAME for pairs of sequences.",
 )
-@click.option(
+@grouped(
+    LENGTH,
     "--length-column",
     "length_columns",
     multiple=True,
     metavar="NAME",
     help="Integer column that holds the length. Repeat as METRIC=NAME for pairs.",
 )
-@click.option("--text-column", metavar="NAME", help="String column, counted in tokens of --tokenizer.")
-@click.option("--messages-column", metavar="NAME", help="Chats, counted through the tokenizer's template.")
-@click.option("--tokenizer", metavar="FILE|DIR", help="A tokenizer.json, or a folder that holds one.")
-@click.option(
+@grouped(LENGTH, "--text-column", metavar="NAME", help="String column, counted in tokens of --tokenizer.")
+@grouped(LENGTH, "--messages-column", metavar="NAME", help="Chats, counted through the tokenizer's template.")
+@grouped(LENGTH, "--tokenizer", metavar="FILE|DIR", help="A tokenizer.json, or a folder that holds one.")
+@grouped(
+    LENGTH,
     "--special-tokens/--no-special-tokens",
     default=True,
-    show_default=True,
     help="Count the tokens that the tokenizer adds to a text.",
 )
-@click.option(
+@grouped(
+    LENGTH,
     "--counter",
     type=click.Choice(["tokenizers", "gigatoken"]),
     default="tokenizers",
-    show_default=True,
     help="What counts a text; gigatoken is faster and held against tokenizers on part of the data.",
 )
-@click.option(
-    "--labels-column", metavar="NAME", help="List column; labels that are not -100 become metric loss_tokens."
+@grouped(
+    METRICS,
+    "--labels-column",
+    metavar="NAME",
+    help="List column; its labels that are not -100 become the metric loss_tokens.",
 )
-@click.option("--no-shift", is_flag=True, help="Count the first label of a sample, too.")
-@click.option(
+@grouped(METRICS, "--no-shift", is_flag=True, help="Count the first label of a sample, too.")
+@grouped(
+    METRICS,
     "--metric",
     "metrics",
     multiple=True,
     metavar="NAME",
-    help="A further metric: vocab_rarity, or a function of yours as package.module:function. Repeatable.",
+    help="vocab_rarity, or a function of yours as package.module:function. Repeatable.",
 )
-@click.option(
-    "--curriculum-files", is_flag=True, help="Write the index files of DeepSpeed's curriculum, too."
+@grouped(
+    METRICS, "--curriculum-files", is_flag=True, help="Write the index files of DeepSpeed's curriculum, too."
 )
-@click.option(
+@grouped(
+    METRICS,
     "--write-tokens",
     type=click.Path(path_type=Path),
     metavar="PREFIX",
     help="Keep the tokens of a text as PREFIX.bin and PREFIX.idx, for Megatron and for open_dataset.",
 )
-@click.option(
+@grouped(
+    RUN,
     "--workers",
     type=int,
     metavar="N",
     help="Processes, or CPUs of Ray; any number gives the same files.  [default: 1, or all of Ray]",
 )
-@click.option("--executor", type=click.Choice(["local", "ray"]), default="local", show_default=True)
-@click.option("--ray-address", metavar="ADDRESS", help="A Ray cluster; by default Ray is started here.")
-@click.option("--overwrite", is_flag=True, help="Replace an existing metrics directory and token files.")
-@click.option("--json", "as_json", is_flag=True, help="Print the result for machines.")
+@grouped(
+    RUN,
+    "--executor",
+    type=click.Choice(["local", "ray"]),
+    default="local",
+    help="Processes on this machine, or tasks of Ray.",
+)
+@grouped(RUN, "--ray-address", metavar="ADDRESS", help="A Ray cluster; by default Ray is started here.")
 def analyze(
     sources: tuple[str, ...],
     out: Path,
