@@ -47,6 +47,8 @@ $(VENV)/frameworks.done: $(VENV)/core.done
 	$(PIP) install -c constraints.txt --no-deps megatron-core
 	touch $@
 
-$(VENV)/docs.done: $(VENV)/core.done
+# The reference is read from the source: neither torch nor a framework is needed.
+$(VENV)/docs.done: pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(PIP) install -c constraints.txt -e '.[docs]'
 	touch $@
