@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from packer.errors import SourceError
 from packer.sources.cache import BatchCache
-from packer.sources.columns import split_path
+from packer.sources.columns import decoded_schema, split_path
 from packer.sources.ipc_messages import FILE_MAGIC, Message, scan_file, scan_stream
 from packer.sources.location import Location, edge_hash, reading
 from packer.sources.part import Columns, Part, Unit, cut_pieces
@@ -50,7 +50,7 @@ class ArrowPart(Part):
         """The columns, as stored."""
         with reading(self.location), self.location.open_arrow() as file:
             opened = pa.ipc.open_stream(file) if self._is_stream else pa.ipc.open_file(file)
-            return opened.schema
+            return decoded_schema(opened.schema)
 
     @cached_property
     def _footer(self) -> bytes:
@@ -94,7 +94,7 @@ class ArrowPart(Part):
     def read(self, unit: Unit, columns: Columns) -> Iterator[pa.RecordBatch]:
         """Yield the unit's record batches, views of the mapped file where it is not compressed."""
         if self._in_order:
-            yield from self._read_in_order()
+            yield from self._read_in_order(tuple(columns))
         else:
             for number in range(unit.start, unit.stop):
                 yield self._read_batch(number, tuple(columns))
@@ -104,13 +104,12 @@ class ArrowPart(Part):
         """Whether batches need the dictionaries that came before them in the stream."""
         return self._is_stream and self._has_dictionaries
 
-    def _read_in_order(self) -> Iterator[pa.RecordBatch]:
+    def _read_in_order(self, columns: tuple[str, ...]) -> Iterator[pa.RecordBatch]:
         with reading(self.location):
             stream = pa.ipc.open_stream(self.location.open_arrow(mapped=True))
         for number in range(len(self._batches)):
             with reading(self.location, f"record batch {number}"):
-                batch = stream.read_next_batch()
-                batch.validate()
+                batch = self._checked(stream.read_next_batch(), columns)
             yield batch
 
     def _read_batch(self, number: int, columns: tuple[str, ...]) -> pa.RecordBatch:
@@ -119,10 +118,15 @@ class ArrowPart(Part):
                 self._file.seek(self._batches[number].offset)
                 batch = pa.ipc.read_record_batch(pa.ipc.read_message(self._file), self.schema)
             elif self._reads_in_place:
-                batch = self._reader(()).get_batch(number).select(self._fields(columns))
+                batch = self._reader(()).get_batch(number)
             else:
                 batch = self._reader(columns).get_batch(number)
-            batch.validate()  # offsets of a damaged file may lead out of its buffers
+            return self._checked(batch, columns)
+
+    def _checked(self, batch: pa.RecordBatch, columns: tuple[str, ...]) -> pa.RecordBatch:
+        """Return the columns asked for, their offsets checked: those of a damaged file lead anywhere."""
+        batch = batch.select([self.schema.field(number).name for number in self._fields(columns)])
+        batch.validate(full=True)
         return batch
 
     @cached_property
@@ -157,7 +161,8 @@ class ArrowPart(Part):
 
     def _hold_batch(self, number: int, columns: tuple[str, ...], cache: BatchCache) -> pa.RecordBatch:
         if self._in_order:
-            return cache.get((self.location,), lambda: list(self._read_in_order()))[number]
+            key = (self.location, columns)
+            return cache.get(key, lambda: list(self._read_in_order(columns)))[number]
         return cache.get((self.location, number, columns), lambda: [self._read_batch(number, columns)])[0]
 
     def place_of_row(self, row: int) -> str:

@@ -57,6 +57,21 @@ def take_column(batch: pa.RecordBatch, column: str) -> pa.Array:
     return array.storage if isinstance(array, pa.ExtensionArray) else array
 
 
+def decoded_schema(schema: pa.Schema) -> pa.Schema:
+    """Return the schema once every name in it is known to be UTF-8; those of a damaged file may not be.
+
+    Raises:
+        UnicodeDecodeError: a name is not.
+    """
+    fields = list(schema)
+    while fields:
+        field = fields.pop()
+        _ = field.name
+        if pa.types.is_nested(field.type):
+            fields += [field.type.field(number) for number in range(field.type.num_fields)]
+    return schema
+
+
 def storage_type(data_type: pa.DataType) -> pa.DataType:
     """Return the type below extension types."""
     while isinstance(data_type, pa.BaseExtensionType):

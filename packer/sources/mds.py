@@ -199,9 +199,9 @@ def _arrow_type(encoding: str) -> pa.DataType | None:
         return pa.string()
     if name == "ndarray":
         dtype = detail.partition(":")[0]
-        return pa.list_(
-            pa.from_numpy_dtype(np.dtype(dtype)) if dtype in _ARRAY_DTYPES.values() else pa.int64()
-        )
+        if dtype and dtype not in _ARRAY_DTYPES.values():
+            return None
+        return pa.list_(pa.from_numpy_dtype(np.dtype(dtype or "int64")))
     return _SCALARS.get(name)
 
 

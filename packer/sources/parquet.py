@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from packer.errors import SourceError
 from packer.sources.cache import BatchCache
-from packer.sources.columns import find_field, split_path
+from packer.sources.columns import decoded_schema, find_field, split_path
 from packer.sources.location import Location, reading
 from packer.sources.part import BATCH_BYTES, BATCH_ROWS, Columns, Part, Unit, cut_pieces
 
@@ -63,7 +63,7 @@ class ParquetPart(Part):
     def schema(self) -> pa.Schema:
         """The Arrow schema that the file decodes to."""
         with reading(self.location):
-            return self._metadata.schema.to_arrow_schema()
+            return decoded_schema(self._metadata.schema.to_arrow_schema())
 
     @property
     def num_rows(self) -> int:

@@ -7,6 +7,7 @@ import pyarrow as pa
 import pytest
 
 from packer.errors import SourceError
+from packer.samples import LengthDefinition, check_definition, measure_unit, open_dataset
 from packer.sources import open_source
 
 COLUMNS = {"ids": None}
@@ -76,6 +77,30 @@ def test_a_file_cut_at_any_byte_is_an_error_or_whole(tmp_path, kind):
             assert kind == "stream"
             assert [row.as_py() for row in rows] == table["ids"].to_pylist()[: len(rows)]
             assert len(rows) % 7 == 0 or len(rows) == 60
+
+
+@pytest.mark.parametrize("kind", FORMATS)
+def test_flipped_bytes_are_an_error_or_lengths_that_ids_have(tmp_path, kind):
+    path = write(tmp_path / "a.arrow", table_of(60), kind)
+    content = path.read_bytes()
+    rng = np.random.default_rng(0)
+    definition = LengthDefinition.by_tokens("ids")
+    outcomes = []
+    for _ in range(150):
+        damaged = bytearray(content)
+        damaged[rng.integers(len(content))] = rng.integers(256)
+        path.write_bytes(damaged)
+        try:
+            source = open_source(path)
+            check_definition(source, definition)
+            measured = [m for unit in source.units() for m in measure_unit(source, unit, definition)]
+            lengths = [length for m in measured for length in m.lengths["seqlen"].tolist()]
+            dataset = open_dataset(path, definition=definition)
+            assert [len(sample["input_ids"]) for sample in dataset] == lengths
+            outcomes.append("lengths")
+        except SourceError:
+            outcomes.append("error")
+    assert set(outcomes) == {"lengths", "error"}
 
 
 def test_an_indices_mapping_is_refused(tmp_path):
