@@ -63,8 +63,45 @@ def _next_bit(words, level_starts, position):
     return -1
 
 
+@inline
+def usable(room, filled, min_samples, reserve):
+    """Return the room that one more sample may take; ``reserve`` is kept for each that is then lacking."""
+    return room - max(0, min_samples - filled - 1) * reserve
+
+
+@inline
+def _how_many(
+    size, square, left, room, filled, used, is_open, max_samples, max_squares, min_samples, reserve
+):
+    """Return how many samples of one class, of ``left``, a row takes; a new one takes at least one."""
+    most = min(left, min(max_samples - filled, room // size))
+    if square > 0:
+        most = min(most, (max_squares - used) // square)
+    if filled + 1 >= min_samples:
+        return most
+    each = 0 if is_open else 1
+    while each < most and usable(room - each * size, filled + each, min_samples, reserve) >= size:
+        each += 1
+        if filled + each + 1 >= min_samples:
+            return most
+    return each
+
+
 @jit
-def decide(sizes, squares, counts, capacity, max_samples, max_squares, levels, words, heads, nodes):
+def decide(
+    sizes,
+    squares,
+    counts,
+    capacity,
+    max_samples,
+    max_squares,
+    min_samples,
+    reserve,
+    levels,
+    words,
+    heads,
+    nodes,
+):
     """Pack a histogram by best-fit-decreasing.
 
     Args:
@@ -74,38 +111,48 @@ def decide(sizes, squares, counts, capacity, max_samples, max_squares, levels, w
         capacity: room of a pack.
         max_samples: samples that a pack may hold.
         max_squares: bound of the sum of squares in a pack; none of ``squares`` is over it.
-        levels: (k + 1,) int64, starts of the levels of the bitmap over residuals 0..capacity.
+        min_samples: samples that a pack should hold.
+        reserve: room that is kept for each sample that a pack lacks.
+        levels: (k + 1,) int64, starts of the levels of the bitmap over rooms 0..capacity.
         words: uint64 zeros, the bitmap.
-        heads: (capacity + 1,) int32 zeros: 1 + the first node of each residual.
-        nodes: (7, n) int64, filled: parent, class, repeats, packs, samples in the pack, squares in the pack,
-            next node of the same residual.
+        heads: (capacity + 1,) int32 zeros: 1 + the first node of each usable room.
+        nodes: (8, n) int64, filled: parent, class, repeats, packs, samples in the pack, squares in the pack,
+            next node of the same usable room, room left.
 
     Returns:
         The number of nodes, or −1 where n were too few (``words`` and ``heads`` are then spoilt).
     """
-    parent, kind, repeats, packs, filled, used, following = nodes
+    parent, kind, repeats, packs, filled, used, following, rooms = nodes
     num_nodes = 0
     for group in range(len(sizes)):
         size, square, left = sizes[group], squares[group], counts[group]
-        residual = size
+        place = size
         while left > 0:
             # the tightest open pack that can take one more sample of this class
-            residual = _next_bit(words, levels, residual) if residual <= capacity else -1
+            place = _next_bit(words, levels, place) if place <= capacity else -1
             node, before = NO_NODE, NO_NODE
-            if residual >= 0:
-                node = heads[residual] - 1
+            room, taken, squared, available = capacity, 0, 0, left
+            if place >= 0:
+                node = heads[place] - 1
                 while node >= 0 and used[node] + square > max_squares:
                     before, node = node, following[node]
                 if node < 0:
-                    residual += 1
+                    place += 1
                     continue
-                room, taken, squared, available = residual, filled[node], used[node], packs[node]
-            else:
-                room, taken, squared, available = capacity, 0, 0, left
-            each = min(room // size, max_samples - taken)
-            if square > 0:
-                each = min(each, (max_squares - squared) // square)
-            each = min(each, left)
+                room, taken, squared, available = rooms[node], filled[node], used[node], packs[node]
+            each = _how_many(
+                size,
+                square,
+                left,
+                room,
+                taken,
+                squared,
+                node >= 0,
+                max_samples,
+                max_squares,
+                min_samples,
+                reserve,
+            )
             many = min(available, left // each)
             left -= many * each
             if node >= 0:
@@ -114,23 +161,23 @@ def decide(sizes, squares, counts, capacity, max_samples, max_squares, levels, w
                     if before >= 0:
                         following[before] = following[node]
                     else:
-                        heads[residual] = following[node] + 1
+                        heads[place] = following[node] + 1
                         if following[node] < 0:
-                            _clear_bit(words, levels, residual)
+                            _clear_bit(words, levels, place)
             if num_nodes == len(parent):
                 return -1
             parent[num_nodes], kind[num_nodes], repeats[num_nodes] = node, group, each
             packs[num_nodes], filled[num_nodes] = many, taken + each
-            used[num_nodes] = squared + each * square
-            rest = room - each * size
+            used[num_nodes], rooms[num_nodes] = squared + each * square, room - each * size
             following[num_nodes] = NO_NODE
+            rest = usable(room - each * size, taken + each, min_samples, reserve)
             if rest > 0 and taken + each < max_samples:
                 following[num_nodes] = heads[rest] - 1
                 if heads[rest] == 0:
                     _set_bit(words, levels, rest)
                 heads[rest] = num_nodes + 1
             num_nodes += 1
-            residual = size
+            place = size
     return num_nodes
 
 

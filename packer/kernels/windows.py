@@ -7,7 +7,7 @@ micro-batches, those that found no place at its end, so that windows can be work
 import numpy as np
 
 from packer.kernels._jit import inline, jit
-from packer.kernels.best_fit import decide
+from packer.kernels.best_fit import decide, usable
 from packer.kernels.limits import UNLIMITED, budget_fits, count_fits, round_up
 from packer.kernels.partition import partition
 
@@ -226,18 +226,19 @@ def best_fit_windows(entries, edges, bits, limits, levels, words, heads, out_ids
     class_squares = np.empty(most, np.int64)
     class_counts = np.empty(most, np.int64)
     cursors = np.empty(most, np.int64)
-    nodes = np.empty((7, most), np.int64)
+    nodes = np.empty((8, most), np.int64)
     capacity, segment_multiple, max_attention = (
         limits.budgets[0],
         limits.segment_multiple,
         limits.max_attention,
     )
-    max_samples = limits.max_samples
+    min_samples, max_samples = limits.min_samples, limits.max_samples
     num_microbatches = 0
     for window in range(len(edges) - 1):
         start, stop = edges[window], edges[window + 1]
         _sort_by_bits(entries, start, stop, 32, 32 + bits, scratch, counts)
         num_classes = 0
+        total = np.int64(0)
         position = stop - 1
         while position >= start:
             seqlen = entries[position] >> 32
@@ -247,8 +248,13 @@ def best_fit_windows(entries, edges, bits, limits, levels, words, heads, out_ids
             class_counts[num_classes] = 0
             while position >= start and entries[position] >> 32 == seqlen:
                 class_counts[num_classes] += 1
+                total += class_rooms[num_classes]
                 position -= 1
             num_classes += 1
+        # room for each sample that a pack may come to lack: that of the longest of as many short ones
+        packs = total // capacity + 1
+        lacking = entries[start + min(stop - start - 1, min_samples * packs)] >> 32
+        reserve = (lacking + segment_multiple - 1) // segment_multiple * segment_multiple
         num_nodes = decide(
             class_rooms[:num_classes],
             class_squares[:num_classes],
@@ -256,6 +262,8 @@ def best_fit_windows(entries, edges, bits, limits, levels, words, heads, out_ids
             capacity,
             max_samples,
             max_attention,
+            min_samples,
+            reserve,
             levels,
             words,
             heads,
@@ -277,15 +285,11 @@ def best_fit_windows(entries, edges, bits, limits, levels, words, heads, out_ids
                         cursors[group] -= 1
                         target += 1
                     step = nodes[0, step]
-        # leave bitmap and heads as they were: every residual that was marked belongs to some node
+        # leave bitmap and heads as they were
         for node in range(num_nodes):
-            residual = capacity
-            step = node
-            while step >= 0:
-                residual -= nodes[2, step] * class_rooms[nodes[1, step]]
-                step = nodes[0, step]
-            heads[residual] = 0
+            place = max(0, usable(nodes[7, node], nodes[4, node], min_samples, reserve))
+            heads[place] = 0
             for level in range(len(levels) - 1):
-                residual >>= 6
-                words[levels[level] + residual] = 0
+                place >>= 6
+                words[levels[level] + place] = 0
     return num_microbatches

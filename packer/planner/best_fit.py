@@ -80,10 +80,14 @@ def decide_patterns(
     room = int(limits.budgets[0])
     sizes = -(-class_lengths // limits.segment_multiple) * limits.segment_multiple
     squares = class_lengths**2 if limits.max_attention < UNLIMITED else np.zeros_like(class_lengths)
+    # room for each sample that a pack may come to lack: that of the longest of as many short ones
+    packs = int((sizes * counts).sum()) // room + 1
+    shorter = np.cumsum(counts[::-1])
+    reserve = int(sizes[::-1][np.searchsorted(shorter, min(shorter[-1], limits.min_samples * packs))])
     levels = bitmap_levels(room)
     num_nodes, places = -1, 8 * len(counts) + 1024
     while num_nodes < 0:
-        nodes = np.empty((7, places), np.int64)
+        nodes = np.empty((8, places), np.int64)
         num_nodes = kernels.decide(
             sizes,
             squares,
@@ -91,6 +95,8 @@ def decide_patterns(
             room,
             limits.max_samples,
             limits.max_attention,
+            limits.min_samples,
+            reserve,
             levels,
             np.zeros(int(levels[-1]), np.uint64),
             np.zeros(room + 1, np.int32),

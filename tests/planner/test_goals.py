@@ -52,6 +52,16 @@ def test_never_more_packs_than_exact_best_fit_decreasing(name, capacity):
     assert bound <= counts["num_microbatches"] <= bound * 1.0003 + 1
 
 
+@pytest.mark.parametrize("packing", ["best-fit", "windowed"])
+def test_a_minimum_of_samples_costs_next_to_nothing(packing):
+    """Eleven samples fill a row on average; that each has four takes no more rows and hardly drops any."""
+    options = {"max_tokens": 8192, "layout": "packed", "packing": packing}
+    free = make_plan(LOGNORMAL, PlanConfig(**options)).header["epochs"][0]
+    bound = make_plan(LOGNORMAL, PlanConfig(min_samples=4, **options)).header["epochs"][0]
+    assert bound["num_microbatches"] <= free["num_microbatches"] * 1.01
+    assert bound["dropped"].get("min_samples", {"num_samples": 0})["num_samples"] <= 60
+
+
 def test_flops_balance():
     """Lognormal lengths, rows of 32,768, 16 ranks, 16 steps: slots within 0.5 %."""
     lengths = np.clip(np.random.default_rng(0).lognormal(6, 1.2, 600_000), 1, 8192).astype(np.int32)
