@@ -156,7 +156,7 @@ def test_a_full_disk_and_a_read_only_one(disk, tmp_path, kind):
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(1800)
 def test_eight_processes_plan_and_read_at_once(tmp_path):
     metrics = plans.write_metric(tmp_path / "metrics", "seqlen", [1 + i * 7919 % 500 for i in range(20_000)])
     environment = os.environ | {"NUMBA_CACHE_DIR": str(tmp_path / "cache")}
