@@ -28,6 +28,7 @@ import torch.nn.functional as F  # noqa: N812 (as everybody calls it)
 from packer.errors import MissingExtraError
 from packer.integrations.accelerate import num_averaged, place_of, rank_and_world
 from packer.integrations.hf_limits import (
+    attention_of,
     choose_max_steps,
     forward_parameters,
     require_attention,
@@ -95,7 +96,11 @@ class PlanTrainerMixin(_Mixed):
         self.args.max_steps = choose_max_steps(self.args, self.plan)
         # The loader goes on where the plan stood: nothing is to be skipped.
         self.args.ignore_data_skip = True
-        # What compute_loss returns is divided already; the Trainer is not to divide it again.
+        # What compute_loss returns is divided already; the Trainer is not to divide it again. Older ones have
+        # no such flag, and divide where the model takes no loss arguments.
+        self._divides_again = (
+            not hasattr(self, "loss_is_scaled_for_ga") and not self.model_accepts_loss_kwargs
+        )
         self.loss_is_scaled_for_ga = True
         self._loader_options = dict(loader_options or {})
         self._position: dict[str, Any] | None = None
@@ -161,7 +166,7 @@ class PlanTrainerMixin(_Mixed):
         if "cu_seqlens" in batch and "use_cache" in taken:
             inputs["use_cache"] = False  # with a cache, the samples of a row are not told apart
         inputs["shift_labels"] = shifted_labels(batch)
-        if "cu_seqlens" in batch and "flash" in str(self.model.config._attn_implementation):
+        if "cu_seqlens" in batch and "flash" in attention_of(self.model):
             edges, longest = batch["cu_seqlens"], batch["max_seqlen"]
             inputs |= {"cu_seq_lens_q": edges, "cu_seq_lens_k": edges}
             inputs |= {"max_length_q": longest, "max_length_k": longest}
@@ -205,6 +210,8 @@ class PlanTrainerMixin(_Mixed):
             )
             loss = loss_sum / num_items_in_batch
         loss = loss * self._num_averaged()
+        if self._divides_again:
+            loss = loss * self.args.gradient_accumulation_steps
         return (loss, outputs) if return_outputs else loss
 
     def _num_averaged(self) -> int:

@@ -69,6 +69,11 @@ def require_trainable(trainer: Any, plan: Plan, place: dict[str, int]) -> None:
         )
 
 
+def attention_of(model: Any) -> str:
+    """Return the name of a model's attention; empty where it has none."""
+    return str(getattr(getattr(model, "config", None), "_attn_implementation", ""))
+
+
 def forward_parameters(model: Any) -> Collection[str]:
     """Return what a model's ``forward`` takes; of an adapter around a model, what that one takes."""
     inner = model.get_base_model() if hasattr(model, "get_base_model") else model
@@ -82,7 +87,7 @@ def require_attention(model: Any, plan: Plan, sp_size: int) -> None:
         ConfigError: Names the attention.
         PlanError: Rows that DeepSpeed's Ulysses attention cannot take.
     """
-    attention = str(model.config._attn_implementation)
+    attention = attention_of(model)
     packed = plan.layout == "packed"
     if packed and "position_ids" not in forward_parameters(model):
         raise ConfigError(

@@ -25,7 +25,7 @@ def assert_exact(result: dict[str, float], *, logged: bool = True) -> None:
 
 def test_one_steps_gradient_is_that_of_one_big_batch(tmp_path):
     for rank in run_case("gradients", tmp_path):
-        assert len(rank) == 7
+        assert len(rank) == 8
         for result in rank.values():
             assert_exact(result)
 

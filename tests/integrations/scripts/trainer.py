@@ -84,13 +84,28 @@ def collate_for_evaluation(samples):
     return {"input_ids": ids, "labels": ids}
 
 
-def one_step(folder: str, data, plan, *, attention: str = "sdpa", **options: Any) -> dict[str, float]:
+class LogitsOnly(torch.nn.Module):
+    """A model that knows of no loss."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.decoder = tiny.decoder()
+
+    def forward(self, input_ids, attention_mask, position_ids):
+        found = self.decoder(input_ids=input_ids, attention_mask=attention_mask, position_ids=position_ids)
+        return {"logits": found.logits}
+
+
+def one_step(
+    folder: str, data, plan, *, model=None, attention: str = "sdpa", **options: Any
+) -> dict[str, float]:
     """Make one update at rate 1 and compare what it changed with the gradient worked out by hand."""
     # First of all, since Ulysses takes the place of an attention function in the whole process.
     loss, gradient = tiny.step_gradient(data, tiny.step_samples(plan))
     gradient *= plan.epoch(0).step(0).lr_scale
-    model = tiny.decoder()
-    model.config._attn_implementation = attention
+    if model is None:
+        model = tiny.decoder()
+        model.config._attn_implementation = attention
     before = tiny.weights(model)
     trainer = make_trainer(folder, data, plan, model=model, max_steps=1, **options)
     trainer.train()
@@ -126,6 +141,7 @@ def gradients(folder: str) -> dict[str, Any]:
         ),
         "workers": one_step(folder, plain, tiny.plan(plain), dataloader_num_workers=1),
         "smoothed": one_step(folder, plain, tiny.plan(plain), label_smoothing_factor=1e-12),
+        "logits only": one_step(folder, plain, tiny.plan(plain), model=LogitsOnly()),
     }
 
 
