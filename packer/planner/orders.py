@@ -19,16 +19,13 @@ _MAX_BUCKETS = 1 << 12
 
 
 class Purpose(IntEnum):
-    """What a random stream is for: streams of different purposes share nothing."""
+    """What a random stream is for. Plans depend on the numbers."""
 
     SAMPLES = 1
-    CLASSES = 2
-    PACKS = 3
-    STEPS = 4
     REMAINDER = 5
     COLUMNS = 6
     POOL = 7
-    PHASE = 8
+    SUBSTREAM = 8
 
 
 def key_for(seed: int, epoch: int, purpose: Purpose) -> np.uint64:
@@ -38,7 +35,7 @@ def key_for(seed: int, epoch: int, purpose: Purpose) -> np.uint64:
 
 def subkey(key: np.uint64, index: int) -> np.uint64:
     """Return the key of the ``index``-th stream below ``key``."""
-    return np.uint64(rng.derive_key(key, np.uint64(index), np.uint64(Purpose.PHASE)))
+    return np.uint64(rng.derive_key(key, np.uint64(index), np.uint64(Purpose.SUBSTREAM)))
 
 
 def id_dtype(num_pieces: int) -> type[np.int32] | type[np.int64]:

@@ -74,7 +74,7 @@ def pack_by_admission(
     parts: list[MicroBatches] = []
     barriers: list[int] = []
     raises: list[int] = []
-    mean = max(1.0, float(lengths[0].mean()))
+    mean = max(1.0, int(lengths[0].sum(dtype=np.int64)) / len(order))
     per_microbatch = min(limits.max_samples, max(1.0, int(limits.budgets[0]) / mean))
     step, admitted = first_step, 0
 
