@@ -32,6 +32,7 @@ from packer.integrations.hf_limits import (
     choose_max_steps,
     forward_parameters,
     require_attention,
+    require_known_loss,
     require_trainable,
 )
 from packer.integrations.hf_position import read_position, write_position
@@ -87,6 +88,7 @@ class PlanTrainerMixin(_Mixed):
             ConfigError: The arguments ask for what the plan does not hold, or for what could not be right.
             PlanError: The plan does not fit this number of processes.
         """
+        require_known_loss(type(self).__mro__[type(self).__mro__.index(PlanTrainerMixin) + 1 :])
         super().__init__(*args, **kwargs)
         self.plan = plan if isinstance(plan, Plan) else load_plan(plan)
         self._place = place_of(self.accelerator, tp_size=self.get_tp_size())

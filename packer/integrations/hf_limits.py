@@ -1,12 +1,15 @@
 """What a Trainer must be like to play a plan, and why; all else is refused before the first step."""
 
 import inspect
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from typing import Any
 
 from packer.errors import ConfigError, PlanError
 from packer.plan import Plan
 from packer.runtime.topology import grad_accum_for
+
+_KNOWN_LOSSES = ("Trainer", "SFTTrainer")
+"""Their loss is next-token prediction, which the mixin computes over the plan's steps."""
 
 _DEFAULT_EPOCHS = 3.0
 """``num_train_epochs`` of arguments that name none."""
@@ -35,6 +38,25 @@ def choose_max_steps(args: Any, plan: Plan) -> int:
     return int(planned)
 
 
+def require_known_loss(classes: Sequence[type]) -> None:
+    """Refuse a trainer whose own ``compute_loss`` the mixin's would silently replace.
+
+    Args:
+        classes: What comes after the mixin in the order in which methods are looked up.
+
+    Raises:
+        ConfigError: One of them has a loss of its own.
+    """
+    owner = next((kind for kind in classes if "compute_loss" in vars(kind)), None)
+    if owner is None or owner.__name__ in _KNOWN_LOSSES:
+        return
+    raise ConfigError(
+        f"{owner.__name__}.compute_loss would not be called: the mixin computes next-token loss over the "
+        "plan's "
+        "steps; use it with Trainer or SFTTrainer, or override compute_loss in the class that has the mixin"
+    )
+
+
 def require_trainable(trainer: Any, plan: Plan, place: dict[str, int]) -> None:
     """Refuse arguments under which the Trainer would change a planned batch, or its loss.
 
@@ -52,6 +74,11 @@ def require_trainable(trainer: Any, plan: Plan, place: dict[str, int]) -> None:
         raise ConfigError(
             f"one process with {args.n_gpu} GPUs would cut batches with nn.DataParallel; start one process "
             "a GPU, with torchrun or accelerate launch"
+        )
+    if getattr(args, "loss_type", None) == "dft":
+        raise ConfigError(
+            "loss_type='dft' weighs tokens by their probability, and a plan's loss is their plain mean; "
+            "leave it out"
         )
     if trainer.compute_loss_func is not None:
         raise ConfigError(

@@ -10,7 +10,7 @@ pytestmark = pytest.mark.frameworks
 
 
 def run_case(name: str, folder: object, processes: int = 2) -> list[Any]:
-    return run_script(SCRIPTS / "lightning.py", name, processes, folder, processes=processes)
+    return run_script(SCRIPTS / "lightning_runs.py", name, processes, folder, processes=processes)
 
 
 def test_one_steps_gradient_is_that_of_one_big_batch(tmp_path):

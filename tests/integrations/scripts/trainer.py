@@ -12,7 +12,7 @@ if sys.argv[1].startswith("deepspeed"):
 
 import torch
 import torch.nn.functional as F  # noqa: N812
-from transformers import TrainerCallback, TrainingArguments, get_scheduler
+from transformers import Trainer, TrainerCallback, TrainingArguments, get_scheduler
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from packer.errors import PackerError
@@ -425,6 +425,18 @@ def refusals(folder: str) -> dict[str, str]:
             make_trainer(folder, data, plan, **{"gradient_accumulation_steps": 4} | options)
         except PackerError as error:
             refused[reason] = f"{type(error).__name__}: {error}"
+
+    class Weighted(Trainer):
+        def compute_loss(self, *args, **kwargs):
+            raise NotImplementedError
+
+    class PlanWeighted(PlanTrainerMixin, Weighted):
+        pass
+
+    try:
+        PlanWeighted(plan=plan)
+    except PackerError as error:
+        refused["Weighted.compute_loss"] = f"{type(error).__name__}: {error}"
     return refused
 
 
