@@ -14,6 +14,7 @@ together, and ``load_checkpoint`` refuses those of another plan; planning takes 
 Tested with DeepSpeed 0.17.0 and 0.19.8.
 """
 
+import logging
 from collections.abc import Callable
 from typing import Any
 
@@ -31,7 +32,10 @@ from packer.integrations.deepspeed_loader import (
 )
 from packer.integrations.deepspeed_lr import VariableBatchSizeLR
 from packer.integrations.deepspeed_plan import BatchingSettings, plan_for
+from packer.plan import Plan
 from packer.runtime import PlanLoader
+
+_LOGGER = logging.getLogger(__name__)
 
 
 def get_dataloader_and_lr_scheduler_for_variable_batch_size_deepspeed(
@@ -77,6 +81,8 @@ def get_dataloader_and_lr_scheduler_for_variable_batch_size_deepspeed(
         sample_ids=dataset_filter_ids,
         measure=None if batch_seqlens_fn is None else _Measure(batch_seqlens_fn, dataloader_collate_fn),
     )
+    if torch.distributed.get_rank() == 0:
+        _say_what_is_left_out(planned.plan)
     samples = AnySamples(dataset, planned.lengths)
     collate = CollateAny(dataloader_collate_fn, sample_padding_fn if settings.is_pipeline else None)
     played = PlanLoader(
@@ -100,6 +106,20 @@ def get_dataloader_and_lr_scheduler_for_variable_batch_size_deepspeed(
         scheduler,
         io_arguments(own, pin_memory=settings.pin_memory, num_workers=settings.num_workers),
     )
+
+
+def _say_what_is_left_out(plan: Plan) -> None:
+    """Warn of samples that no micro-batch holds, by reason; the plan lists them."""
+    parts = [plan.header["dropped"], plan.header["epochs"][0]["dropped"]]
+    left_out = [
+        f"{count['num_samples']:,} {reason.replace('_', ' ')}"
+        for part in parts
+        for reason, count in part.items()
+    ]
+    if left_out:
+        _LOGGER.warning(
+            "of %s samples, some are in no batch: %s", f"{plan.num_samples:,}", ", ".join(left_out)
+        )
 
 
 class _Measure:

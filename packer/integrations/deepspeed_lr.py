@@ -1,6 +1,5 @@
 """DeepSpeed's scheduler for dynamic batching: the rate of the step being executed, always that one."""
 
-import logging
 from collections.abc import Mapping
 from typing import Any
 
@@ -8,8 +7,6 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from packer.errors import ConfigError
 from packer.integrations.deepspeed_loader import VariableBatchLoader
-
-_LOGGER = logging.getLogger(__name__)
 
 
 class VariableBatchSizeLR:
@@ -70,7 +67,9 @@ class VariableBatchSizeLR:
         self.base_lrs = [group["lr"] for group in self.optimizer.param_groups]
         self._set_rates(self._loader.next_step.lr_scale)
         if self._verbose:
-            _LOGGER.info("base rates %s, next step's rates %s", self.base_lrs, self.get_lr())
+            from deepspeed.utils import logger  # the one that its users see
+
+            logger.info(f"base rates {self.base_lrs}, next step's rates {self.get_lr()}")
 
     def get_lr(self) -> list[float]:
         """Return the rates in the parameter groups: of the step being executed or, after it, the next."""
