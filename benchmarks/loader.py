@@ -7,7 +7,11 @@
 for it; - overhead: time per micro-batch of 8,192 tokens, beside torch's ``DataLoader`` with a ready-made list
 of ids and the same
   collation;
-- collate: a packed micro-batch from a memory-mapped token file, beside ``np.copyto`` of the same bytes.
+- collate: a packed micro-batch from a memory-mapped token file, beside ``np.copyto`` of the same bytes:
+sample by sample out of
+  the file, and the other tensors whole; and beside ``np.copyto`` of all tensors whole, out of memory.
+
+What happens in one process is told in processor time, which a busy machine changes less.
 """
 
 import argparse
@@ -119,12 +123,12 @@ def median_of_turns(functions: dict[str, Callable[[], float]], turns: int) -> di
 
 def first_batch(path: Path, dataset: MappedTokens, state: dict[str, Any] | None = None) -> float:
     """Seconds from nothing to the first batch."""
-    start = time.perf_counter()
+    start = time.process_time()
     loader = PlanLoader(load_plan(path), dataset)
     if state is not None:
         loader.load_state_dict(state)
     next(iter(loader.microbatches()))
-    return time.perf_counter() - start
+    return time.process_time() - start
 
 
 def open_and_resume(folder: Path, tokens: Path, *, big: int, long: int) -> dict[str, Any]:
@@ -170,55 +174,72 @@ def overhead(folder: Path, tokens: Path, *, microbatches: int) -> dict[str, Any]
             )
             ours = PlanLoader(plan, dataset, num_workers=workers)
 
-            def play_ours(ours: PlanLoader = ours) -> float:
-                ours.set_epoch(0)
-                return drain(ours.microbatches())
+            clock = time.perf_counter if workers else time.process_time
 
-            medians = median_of_turns({"torch": lambda theirs=theirs: drain(theirs), "ours": play_ours}, 7)
+            def play_ours(ours: PlanLoader = ours, clock: Callable[[], float] = clock) -> float:
+                ours.set_epoch(0)
+                return drain(ours.microbatches(), clock)
+
+            def play_theirs(theirs: Any = theirs, clock: Callable[[], float] = clock) -> float:
+                return drain(theirs, clock)
+
+            medians = median_of_turns({"torch": play_theirs, "ours": play_ours}, 9)
             name = f"{layout}, {workers} workers"
             results |= {f"{name}, {who} (µs)": s / microbatches * 1e6 for who, s in medians.items()}
             results[f"{name}, ratio"] = medians["ours"] / medians["torch"]
     return results
 
 
-def drain(batches: Iterable[Any]) -> float:
-    start = time.perf_counter()
+def drain(batches: Iterable[Any], clock: Callable[[], float]) -> float:
+    start = clock()
     for _ in batches:
         pass
-    return time.perf_counter() - start
+    return clock() - start
 
 
 def collate(tokens: Path) -> dict[str, Any]:
-    """Packed rows of several sizes: what we make of a token file, and a plain copy of as many bytes."""
+    """Packed rows of several sizes: what we make of a token file, and plain copies of as many bytes."""
     results = {}
-    mapped = np.memmap(tokens, np.int32, mode="r")
+    mapped = np.memmap(tokens, np.int32, mode="r").view(np.ndarray)
+    collator = Collator(pad_values={})
     for length in (8_192, 32_768, 131_072):
-        starts = np.random.default_rng(0).integers(0, len(mapped) - SEQLEN, length // SEQLEN)
-        samples = [{"input_ids": mapped[start : start + SEQLEN]} for start in starts.tolist()]
+        starts = np.random.default_rng(0).integers(0, len(mapped) - SEQLEN, length // SEQLEN).tolist()
+        samples = [{"input_ids": mapped[start : start + SEQLEN]} for start in starts]
         shape = PlannedShape("packed", np.full(len(samples), SEQLEN, np.int32), length, 1, False)
-        collator = Collator(pad_values={})
         made = collator(samples, shape).tensors
-        sources = {
-            name: value.numpy().copy() for name, value in made.items() if isinstance(value, torch.Tensor)
-        }
+        sources = [value.numpy().copy() for value in made.values() if isinstance(value, torch.Tensor)]
 
-        def ours(collator: Collator = collator, samples: Any = samples, shape: PlannedShape = shape) -> float:
-            start = time.perf_counter()
-            for _ in range(100):
-                collator(samples, shape)
-            return (time.perf_counter() - start) / 100
+        def ours(samples: Any = samples, shape: PlannedShape = shape) -> None:
+            collator(samples, shape)
 
-        def copy(sources: dict[str, np.ndarray] = sources) -> float:
-            start = time.perf_counter()
-            for _ in range(100):
-                for source in sources.values():
-                    np.copyto(np.empty_like(source), source)
-            return (time.perf_counter() - start) / 100
+        def by_sample(starts: list[int] = starts, sources: list[np.ndarray] = sources) -> list[np.ndarray]:
+            targets = [np.empty_like(source) for source in sources]
+            for index, start in enumerate(starts):
+                place = slice(index * SEQLEN, (index + 1) * SEQLEN)
+                np.copyto(targets[0][0, place], mapped[start : start + SEQLEN])
+            for target, source in zip(targets[1:], sources[1:], strict=True):
+                np.copyto(target, source)
+            return targets
 
-        medians = median_of_turns({"collate": ours, "copyto": copy}, 25)
-        results |= {f"{length:,} tokens, {name} (µs)": s * 1e6 for name, s in medians.items()}
-        results[f"{length:,} tokens, ratio"] = medians["collate"] / medians["copyto"]
+        def whole(sources: list[np.ndarray] = sources) -> list[np.ndarray]:
+            targets = [np.empty_like(source) for source in sources]
+            for target, source in zip(targets, sources, strict=True):
+                np.copyto(target, source)
+            return targets
+
+        ways = {"collate": ours, "copyto by sample": by_sample, "copyto whole": whole}
+        medians = median_of_turns({name: lambda way=way: repeated(way) for name, way in ways.items()}, 25)
+        results |= {f"{length:,} tokens, {name} (µs)": seconds * 1e6 for name, seconds in medians.items()}
+        for name in ("copyto by sample", "copyto whole"):
+            results[f"{length:,} tokens, collate / {name}"] = medians["collate"] / medians[name]
     return results
+
+
+def repeated(function: Callable[[], Any], times: int = 100) -> float:
+    start = time.process_time()
+    for _ in range(times):
+        function()
+    return (time.process_time() - start) / times
 
 
 def main() -> None:
