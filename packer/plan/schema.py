@@ -18,7 +18,7 @@ ROWS_PER_BATCH = b"rows_per_batch"
 """Key of the schema's metadata: all record batches but the last hold this many rows."""
 
 MAX_ROWS_PER_BATCH = 65_536
-PIECES_PER_BATCH = 1 << 20
+PIECES_PER_BATCH = 1 << 18
 """Samples that a record batch holds on average, at most: what a reader checks when it first touches one."""
 
 PADDED_SEQLEN_PREFIX = "padded_seqlen_"
