@@ -23,7 +23,7 @@ class Ragged(NamedTuple):
 
     values: pa.Array
     """Flat elements, not yet decoded; may hold more than the rows name."""
-    starts: NDArray[np.int64]
+    starts: NDArray[np.integer]
     """(rows,)"""
     lengths: NDArray[np.int64]
     """(rows,) 0 for nulls, whatever lies under them."""
@@ -58,8 +58,12 @@ def ragged(array: pa.Array, *, column: str) -> Ragged:
         starts = array.offsets.to_numpy(zero_copy_only=False).astype(np.int64)
         lengths = array.sizes.to_numpy(zero_copy_only=False).astype(np.int64)
     elif is_list_type(data_type):
-        offsets = array.offsets.to_numpy(zero_copy_only=False).astype(np.int64)
-        starts, lengths = offsets[:-1], np.diff(offsets)
+        offsets = array.offsets.to_numpy(zero_copy_only=False)
+        starts, lengths = offsets[:-1], np.subtract(offsets[1:], offsets[:-1], dtype=np.int64)
+        if len(lengths) and lengths.min() < 0:
+            raise RowError(
+                int(lengths.argmin()), f"column {column!r} has damaged offsets; fetch the file again"
+            )
     else:
         raise ColumnError(f"column {column!r} is of type {data_type}, not a list; name a list column")
     if array.null_count:

@@ -2,11 +2,12 @@
 
 import hashlib
 from collections.abc import Iterator, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.types as pat
 from numpy.typing import NDArray
 
 from packer.errors import SourceError
@@ -97,7 +98,7 @@ class ArrowPart(Part):
             yield from self._read_in_order(tuple(columns))
         else:
             for number in range(unit.start, unit.stop):
-                yield self._read_batch(number, tuple(columns))
+                yield self._read_batch(number, tuple(columns), at_random=False)
 
     @property
     def _in_order(self) -> bool:
@@ -109,10 +110,10 @@ class ArrowPart(Part):
             stream = pa.ipc.open_stream(self.location.open_arrow(mapped=True))
         for number in range(len(self._batches)):
             with reading(self.location, f"record batch {number}"):
-                batch = self._checked(stream.read_next_batch(), columns)
+                batch = self._checked(stream.read_next_batch(), columns, at_random=True)
             yield batch
 
-    def _read_batch(self, number: int, columns: tuple[str, ...]) -> pa.RecordBatch:
+    def _read_batch(self, number: int, columns: tuple[str, ...], *, at_random: bool) -> pa.RecordBatch:
         with reading(self.location, f"record batch {number}"):
             if self._is_stream:
                 self._file.seek(self._batches[number].offset)
@@ -121,12 +122,16 @@ class ArrowPart(Part):
                 batch = self._reader(()).get_batch(number)
             else:
                 batch = self._reader(columns).get_batch(number)
-            return self._checked(batch, columns)
+            return self._checked(batch, columns, at_random=at_random)
 
-    def _checked(self, batch: pa.RecordBatch, columns: tuple[str, ...]) -> pa.RecordBatch:
-        """Return the columns asked for, their offsets checked: those of a damaged file lead anywhere."""
+    def _checked(self, batch: pa.RecordBatch, columns: tuple[str, ...], *, at_random: bool) -> pa.RecordBatch:
+        """Return the columns asked for, their offsets checked: those of a damaged file lead anywhere.
+
+        Lists that are read in order are spared: who takes their lengths sees whether one is negative.
+        """
         batch = batch.select([self.schema.field(number).name for number in self._fields(columns)])
-        batch.validate(full=True)
+        spared = all(pat.is_list(kind) or pat.is_large_list(kind) for kind in batch.schema.types)
+        batch.validate(full=at_random or not spared)
         return batch
 
     @cached_property
@@ -163,7 +168,10 @@ class ArrowPart(Part):
         if self._in_order:
             key = (self.location, columns)
             return cache.get(key, lambda: list(self._read_in_order(columns)))[number]
-        return cache.get((self.location, number, columns), lambda: [self._read_batch(number, columns)])[0]
+        return cache.get((self.location, number, columns), partial(self._hold, number, columns))[0]
+
+    def _hold(self, number: int, columns: tuple[str, ...]) -> list[pa.RecordBatch]:
+        return [self._read_batch(number, columns, at_random=True)]
 
     def place_of_row(self, row: int) -> str:
         """Name the record batch and the row."""
