@@ -39,7 +39,8 @@ def main() -> None:
 
     plan = packer.load_plan(arguments.plan)
     ranks_per_row = int(os.environ.get("PARALLELISM_CONFIG_SP_SIZE", "1"))
-    dp_size = int(os.environ.get("WORLD_SIZE", "1")) // ranks_per_row
+    world = int(os.environ.get("WORLD_SIZE", "1"))
+    dp_size = world // ranks_per_row
     on_gpu = torch.cuda.is_available()
     with_deepspeed = "ACCELERATE_USE_DEEPSPEED" in os.environ
     if with_deepspeed and not on_gpu:  # or DeepSpeed compiles a kernel for a minute
@@ -66,7 +67,7 @@ def main() -> None:
             disable_tqdm=True,
             # Without a GPU: gloo; DeepSpeed finds its CPU device by itself.
             use_cpu=not on_gpu and not with_deepspeed,
-            ddp_backend="nccl" if on_gpu else "gloo",
+            ddp_backend="gloo" if world > 1 and not on_gpu else None,
         ),
     )
     trainer.train(resume_from_checkpoint=arguments.resume)

@@ -176,8 +176,18 @@ class _EpochBatches:
         self._resumed = True
 
 
+_UNKNOWN_STRATEGIES = ("DeepSpeedStrategy", "ModelParallelStrategy")
+
+
 def _require_trainable(trainer: Any, plan: Plan) -> None:
-    """Refuse what would leave planned micro-batches out, or play more than there are."""
+    """Refuse what would leave planned batches out, play more than there are, or weigh them anew."""
+    strategy = type(trainer.strategy).__name__
+    if strategy in _UNKNOWN_STRATEGIES:
+        raise ConfigError(
+            f"{strategy} divides gradients, or shares batches, in a way that loss_weight() does not make "
+            "up for; "
+            "take strategy='ddp' or 'fsdp', or DeepSpeed itself with packer.integrations.deepspeed"
+        )
     grad_accum = grad_accum_for(trainer.world_size, plan.dp_size, plan.grad_accum)
     if trainer.accumulate_grad_batches != grad_accum:
         raise ConfigError(

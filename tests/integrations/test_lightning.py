@@ -1,5 +1,6 @@
 """Lightning on a plan: nothing sharded, cut or read ahead; its checkpoints keep the place."""
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -35,6 +36,21 @@ def test_a_checkpoint_goes_on_at_the_very_step(tmp_path):
         assert rest == pytest.approx(whole[rank["stop"] :])
         assert rank["error"] < 1e-7
         assert rank["refused"]["other plan"].startswith("StateError")
+
+
+def test_a_strategy_that_divides_by_something_else_is_refused_by_name():
+    from packer.errors import ConfigError
+    from packer.integrations.lightning import PlanDataModule
+    from packer.planner import PlanConfig, make_plan
+
+    class DeepSpeedStrategy:
+        pass
+
+    plan = make_plan([3, 4, 5], PlanConfig(max_tokens=8))
+    data = PlanDataModule(plan, [None, None, None])
+    data.trainer = SimpleNamespace(strategy=DeepSpeedStrategy())
+    with pytest.raises(ConfigError, match="DeepSpeedStrategy"):
+        data.setup("fit")
 
 
 def test_what_would_cut_an_epoch_or_a_step_short_is_refused(tmp_path):
