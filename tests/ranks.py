@@ -93,7 +93,9 @@ def _run_rank(
             device_id=device if device.type == "cuda" else None,
         )
         try:
-            pipe.send((True, function(device, *arguments)))
+            result = function(device, *arguments)
+            dist.barrier()  # a rank that left early would break the connections that a slower one still makes
+            pipe.send((True, result))
         finally:
             dist.destroy_process_group()
     except BaseException:
