@@ -1,8 +1,8 @@
 """Hashes of a plan: of a record batch's values, of all values together, and of the header.
 
 The leaves of the tree are hashes of values, not of file bytes, so that the content hash does not depend on
-the version of pyarrow. A reader checks a leaf when it first touches a record batch: a damaged or exchanged
-file is noticed before a wrong number leaves it.
+the version of pyarrow. A reader checks a leaf when it first touches a record batch, a large one when it comes
+back to it, which is as soon as a second row is asked for: a damaged or exchanged file stops the run.
 """
 
 import hashlib

@@ -21,7 +21,7 @@ from packer.publish import published_directory
 def load_plan(path: str | os.PathLike[str]) -> "Plan":
     """Open a plan directory: memory-mapped, in a time that does not depend on the number of samples.
 
-    The header's hash, the files' sizes and their footers are checked here, the values of a record batch when
+    The header's hash, the files' sizes and their footers are checked here, the values of a record batch soon after
     it is first touched, everything by ``verify_plan``.
 
     Raises:

@@ -19,7 +19,7 @@ ROWS_PER_BATCH = b"rows_per_batch"
 
 MAX_ROWS_PER_BATCH = 65_536
 PIECES_PER_BATCH = 1 << 18
-"""Samples that a record batch holds on average, at most: what a reader checks when it first touches one."""
+"""Samples that a record batch holds on average, at most: what a reader checks at once."""
 
 PADDED_SEQLEN_PREFIX = "padded_seqlen_"
 """With several budgets, the column ``padded_seqlen_<metric>`` holds S of that member of the pair."""

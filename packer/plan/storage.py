@@ -55,6 +55,8 @@ class PlanTable:
     """One table of a plan: record batches as dictionaries of arrays that view the mapped file."""
 
     CACHED_BATCHES = 16
+    CHECKED_AT_ONCE = 1 << 18
+    """Bytes: a larger record batch gives its first row before it is hashed, so that opening is O(1)."""
 
     def __init__(self, files: FolderFiles | MemoryFiles, name: str, header: Mapping[str, Any]) -> None:
         self.name = files.describe(name)
@@ -84,6 +86,7 @@ class PlanTable:
             raise PlanError(f"{self.name} is cut into other record batches than plan.json says; plan again")
         self.columns: pa.Schema = columns
         self._checked = bytearray(num_batches)
+        self._touched = bytearray(num_batches)
         self._cache: dict[int, dict[str, NDArray[Any]]] = {}
 
     @property
@@ -112,26 +115,37 @@ class PlanTable:
             if len(self._cache) >= self.CACHED_BATCHES:
                 self._cache = {}  # views are cheap to make again, and no lock is held across a fork
             self._cache[index] = columns
+        elif not self._checked[index]:
+            self.record_batch(index)
         return columns
 
     def record_batch(self, index: int) -> pa.RecordBatch:
-        """Return one record batch, checked when it is first touched.
+        """Return one record batch, its values checked.
 
         Raises:
             PlanError: the values are not those that were written.
         """
-        with self._naming_damage(index):
-            batch = self._reader.get_batch(index)
-            validate(batch)
-            if not self._checked[index] and batch_digest(batch) != self._digests[index]:
-                raise ValueError("its values are not those that were written")
-        self._checked[index] = True
+        batch = self._read(index)
+        if not self._checked[index]:
+            with self._naming_damage(index):
+                if batch_digest(batch) != self._digests[index]:
+                    raise ValueError("its values are not those that were written")
+            self._checked[index] = True
         return batch
 
     def _arrays(self, index: int) -> dict[str, NDArray[Any]]:
-        batch = self.record_batch(index)
+        batch = self._read(index)
+        if batch.nbytes <= self.CHECKED_AT_ONCE or self._touched[index]:
+            batch = self.record_batch(index)
+        self._touched[index] = True
         with self._naming_damage(index):
             return _as_arrays(batch)
+
+    def _read(self, index: int) -> pa.RecordBatch:
+        with self._naming_damage(index):
+            batch = self._reader.get_batch(index)
+            validate(batch)
+        return batch
 
     @contextmanager
     def _naming_damage(self, index: int) -> Iterator[None]:

@@ -8,6 +8,7 @@ import pytest
 
 from packer.errors import PlanError, TargetExistsError
 from packer.plan import Plan, load_plan, schema
+from packer.plan.storage import PlanTable
 from tests import plans
 
 FILES = ["epoch-00000/microbatches.arrow", "epoch-00001/steps.arrow", "dropped.arrow"]
@@ -115,6 +116,19 @@ def test_values_exchanged_between_epochs_are_noticed(folder):
     shutil.copy(second, first)
     with pytest.raises(PlanError, match="values are not those that were written"):
         load_plan(folder).epoch(0).step(0)
+
+
+def test_a_large_record_batch_is_checked_once_a_second_row_is_asked_for(folder, monkeypatch):
+    monkeypatch.setattr(PlanTable, "CHECKED_AT_ONCE", 0)  # every record batch is a large one
+    first, second = (folder / schema.steps_file(epoch) for epoch in (0, 1))
+    shutil.copy(second, first)
+    epoch = load_plan(folder).epoch(0)
+    epoch.step(0)
+    for _ in range(2):
+        with pytest.raises(PlanError, match="values are not those that were written"):
+            epoch.step(1)
+    with pytest.raises(PlanError, match="values are not those that were written"):
+        list(epoch.steps())
 
 
 def test_a_plan_replaced_between_processes_is_noticed(folder):
