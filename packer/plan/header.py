@@ -20,6 +20,10 @@ def read_header(folder: Path) -> dict[str, Any]:
     try:
         text = path.read_bytes()
     except FileNotFoundError:
+        if (folder / "manifest.json").is_file():
+            raise PlanError(
+                f"{folder} is a metrics directory, not a plan; give the --out of `packer plan {folder}`"
+            ) from None
         what = "holds no plan.json, so it is no plan" if folder.is_dir() else "does not exist"
         raise PlanError(f"{folder} {what}; make one with `packer plan METRICS --out {folder}`") from None
     except NotADirectoryError:

@@ -21,8 +21,8 @@ from packer.publish import published_directory
 def load_plan(path: str | os.PathLike[str]) -> "Plan":
     """Open a plan directory: memory-mapped, in a time that does not depend on the number of samples.
 
-    The header's hash, the files' sizes and their footers are checked here, the values of a record batch soon after
-    it is first touched, everything by ``verify_plan``.
+    The header's hash, the files' sizes and their footers are checked here, the values of a record batch when
+    rows of it are read, everything by ``verify_plan``.
 
     Raises:
         PlanError: no plan, one of another version, or one with a missing, foreign or truncated file.

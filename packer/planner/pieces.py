@@ -243,17 +243,31 @@ def _refuse_too_long(
     if seqlens[sample] <= limit:
         metric, longest = next(item for item in others.items() if lengths[item[0]][sample] > item[1])
     unit = "tokens" if metric == "seqlen" else metric
-    more = f", and {len(culprits) - 1} more samples are too long" if len(culprits) > 1 else ""
-    why = (
-        f"--max-seqlen {config.max_seqlen}"
-        if metric == "seqlen" and limit == config.max_seqlen
-        else f"what fits alone into --max-tokens {config.budgets.get(metric)} after rounding and all bounds"
-    )
+    more = f", and {len(culprits) - 1:,} more are too long" if len(culprits) > 1 else ""
     cures = "drop" if len(config.budgets) > 1 else "truncate, split or drop"
     raise SampleTooLongError(
-        f"sample {sample} has {int(lengths[metric][sample])} {unit}, over {longest}: {why}{more}; raise the "
-        f"limit, or choose --too-long {cures}"
+        f"sample {sample} has {int(lengths[metric][sample])} {unit}, over the limit of {longest} "
+        f"({_bounds(config, metric, longest)}){more}; raise the limit, or choose --too-long {cures}"
     )
+
+
+def _bounds(config: PlanConfig, metric: str, longest: int) -> str:
+    """Name the options that bound the length of one sample."""
+    if metric == "seqlen" and longest == config.max_seqlen:
+        return f"--max-seqlen {config.max_seqlen}"
+    bounds = [f"--max-tokens {config.budgets.get(metric)}"]
+    for name in (
+        "fixed_seqlen",
+        "max_attention",
+        "min_samples",
+        "pad_multiple",
+        "sp_size",
+        "pad_segments_to",
+    ):
+        value = getattr(config, name)
+        if value not in (None, 1):
+            bounds.append(f"--{name.replace('_', '-')} {value}")
+    return ", ".join(bounds)
 
 
 def _count_reasons(fate: NDArray[np.uint8]) -> str:

@@ -8,7 +8,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from packer.errors import TargetWriteError
+from packer.errors import TargetExistsError, TargetWriteError
 from packer.plan import Plan
 from packer.report.summary import PlanSummary, summarize
 from packer.report.survey import Progress, Survey, step_rows, survey
@@ -29,9 +29,11 @@ def write_html(plan: Plan, path: str | os.PathLike[str], *, progress: Progress |
         progress: told how many micro-batches are read.
 
     Raises:
+        TargetExistsError: ``path`` is there and is no web page.
         TargetWriteError: no room, no permission, or a read-only place.
     """
     path = Path(path)
+    _refuse_other_files(path)
     page = html_page(plan, progress=progress)
     partial = path.with_name(f".{path.name}.partial")
     try:
@@ -40,6 +42,19 @@ def write_html(plan: Plan, path: str | os.PathLike[str], *, progress: Progress |
     except OSError as error:
         partial.unlink(missing_ok=True)
         raise TargetWriteError(f"cannot write {path}: {error.strerror}; choose another --html") from error
+
+
+def _refuse_other_files(path: Path) -> None:
+    """Let an earlier report be replaced, and nothing else: least of all a file of the plan."""
+    try:
+        with path.open("rb") as file:
+            start = file.read(64)
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise TargetWriteError(f"cannot write {path}: {error.strerror}; choose another --html") from error
+    if start and not start.lstrip().lower().startswith(b"<!doctype html"):
+        raise TargetExistsError(f"{path} exists and is no report; choose another --html")
 
 
 def html_page(plan: Plan, *, progress: Progress | None = None) -> str:

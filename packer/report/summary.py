@@ -15,6 +15,8 @@ QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
 STEPS_FOR_QUANTILES = 1 << 22
 """Of a longer plan every n-th step is taken; the smallest and the largest value stay exact."""
 
+LARGE_REMAINDER = 0.05
+"""Share of the samples from which on a dropped remainder is worth a word."""
 WIDE_LR_RANGE = 4.0
 """A factor that spans more than this is worth a warning."""
 
@@ -80,6 +82,8 @@ class PlanSummary:
     """The same before balancing; None without."""
     padded_seqlens: dict[int, int] | None
     """S, or T → micro-batches that have it; None where there are many."""
+    has_few_shapes: bool
+    """Whether the number of padded lengths was asked to be small."""
     num_bytes: int
     """Size of the plan's tables."""
     notes: tuple[str, ...]
@@ -154,6 +158,7 @@ def summarize(plan: Plan) -> PlanSummary:
         rank_imbalance=_mean([counts["rank_imbalance"] for counts in epochs]),
         rank_imbalance_before=before,
         padded_seqlens=_padded_seqlens(header["shapes"]),
+        has_few_shapes=config.get("num_shapes") is not None,
         num_bytes=sum(entry["size"] for entry in header["files"].values()),
         notes=tuple(_notes(plan, lr_scale, tokens)),
     )
@@ -234,6 +239,12 @@ def _notes(plan: Plan, lr_scale: Distribution | None, tokens: Distribution | Non
                 f"{counts['figures']['curriculum_first_raise']}: the difficulty was raised to the next value "
                 f"{counts['figures']['curriculum_raises']} times"
             )
+    unfilled = _dropped(plan).get("remainder", {"num_samples": 0})["num_samples"]
+    if unfilled > LARGE_REMAINDER * plan.num_samples * plan.num_epochs:
+        share = unfilled / (plan.num_samples * plan.num_epochs)
+        yield (
+            f"{share:.0%} of the samples fill no step and are dropped; --remainder keep or fill keeps them"
+        )
     if lr_scale is None:
         yield "the plan has no step"
     elif lr_scale.max > WIDE_LR_RANGE * lr_scale.min:

@@ -33,7 +33,7 @@ def facts(summary: PlanSummary) -> Iterator[tuple[str, str]]:
         yield "repeats", f"{summary.num_repeats:,} micro-batches train twice to fill the last steps"
     if summary.lr_scale and summary.lr_scaling != "none":
         yield "LR factor", _lr(summary)
-    if summary.padded_seqlens and len(summary.padded_seqlens) <= _SHAPES_TO_LIST:
+    if summary.padded_seqlens and (summary.has_few_shapes or len(summary.padded_seqlens) <= _SHAPES_TO_LIST):
         label = "row lengths" if summary.layout == "packed" else "padded lengths"
         yield label, ", ".join(f"{s:,} (×{n:,})" for s, n in summary.padded_seqlens.items())
     if summary.over_bound is not None:

@@ -132,7 +132,7 @@ class TestBadInput:
 
     def test_a_sample_over_the_budget(self, metrics, tmp_path):
         result = run(metrics, tmp_path / "plan", "--max-tokens", 30)
-        refused(result, r"sample \d+ has \d+ tokens, over 30.*--too-long truncate")
+        refused(result, r"sample \d+ has \d+ tokens, over the limit of 30.*--too-long truncate")
 
     def test_a_budget_smaller_than_everything(self, tmp_path):
         metrics = plans.write_metric(tmp_path / "metrics", "seqlen", [10, 20])

@@ -166,3 +166,9 @@ def test_an_existing_target_is_kept(folder):
     with pytest.raises(TargetExistsError, match="--overwrite"):
         plan.save(folder)
     assert load_plan(folder).num_epochs == 2
+
+
+def test_a_metrics_directory_is_called_one(tmp_path):
+    (tmp_path / "manifest.json").write_text("{}")
+    with pytest.raises(PlanError, match="is a metrics directory, not a plan"):
+        load_plan(tmp_path)

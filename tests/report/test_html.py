@@ -9,8 +9,8 @@ import subprocess
 import numpy as np
 import pytest
 
-from packer.errors import TargetWriteError
-from packer.plan import plan_in_memory
+from packer.errors import TargetExistsError, TargetWriteError
+from packer.plan import load_plan, plan_in_memory
 from packer.report import html as html_module
 from packer.report import html_page, write_html
 from tests import plans
@@ -148,3 +148,12 @@ def test_a_browser_draws_it(tmp_path, layout, width):
     assert "planned" in found["tip"]
     assert found["wide"] <= 0, "the page scrolls sideways"
     assert {"What padding costs", "Steps, rank by rank", "All numbers"} <= set(found["headings"])
+
+
+def test_a_report_replaces_a_report_and_nothing_else(tmp_path):
+    plan = lively_plan().save(tmp_path / "plan")
+    for _ in range(2):
+        write_html(plan, tmp_path / "report.html")
+    with pytest.raises(TargetExistsError, match=r"plan\.json exists and is no report; choose another --html"):
+        write_html(plan, tmp_path / "plan/plan.json")
+    assert plan.fingerprint == load_plan(tmp_path / "plan").fingerprint
