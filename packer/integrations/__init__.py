@@ -1,7 +1,6 @@
 """At home in other people's training loops: one module a framework, imported only by those who have it.
 
 ``deepspeed`` replaces DeepSpeed's variable-batch loader, ``hf`` puts a plan under Hugging Face's ``Trainer``,
-``accelerate`` and ``lightning`` under theirs, ``megatron`` and ``torchtitan`` hand out batches with their
-field names. ``deepspeed_*`` and ``hf_*`` are parts of ``deepspeed`` and ``hf``; ``together`` lets one process
-work for all.
+``accelerate`` and ``lightning`` under theirs; ``megatron`` and ``torchtitan`` hand out batches under their
+names. ``deepspeed_*`` and ``hf_*`` are parts of these two; ``together`` lets one process work for all.
 """
