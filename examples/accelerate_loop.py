@@ -13,6 +13,7 @@ from itertools import islice
 from pathlib import Path
 
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F  # noqa: N812
 from accelerate import Accelerator
 from hf_trainer import DATA, small_decoder
@@ -65,3 +66,5 @@ def main() -> None:
 
 if __name__ == "__main__":
     main()
+    if dist.is_initialized():
+        dist.destroy_process_group()  # after main, so that nothing refers to its groups any more

@@ -17,6 +17,7 @@ import os
 from pathlib import Path
 
 import torch
+import torch.distributed as dist
 from transformers import LlamaConfig, LlamaForCausalLM, TrainingArguments
 
 import packer
@@ -90,3 +91,5 @@ def small_decoder(attention: str) -> LlamaForCausalLM:
 
 if __name__ == "__main__":
     main()
+    if dist.is_initialized():
+        dist.destroy_process_group()  # after main, so that nothing refers to its groups any more

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytorch_lightning as pl
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F  # noqa: N812
 from hf_trainer import DATA, small_decoder
 
@@ -84,3 +85,5 @@ def main() -> None:
 
 if __name__ == "__main__":
     main()
+    if dist.is_initialized():
+        dist.destroy_process_group()  # after main, so that nothing refers to its groups any more

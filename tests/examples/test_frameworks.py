@@ -14,6 +14,8 @@ pytestmark = pytest.mark.frameworks
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 SOURCE = EXAMPLES / "data" / "instructions.jsonl.gz"
+GLOO_ABORT = "terminate called without an active exception"
+"""Once in some ten runs a gloo thread outlives the interpreter and aborts a process that has done its work."""
 TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
 
 
@@ -25,13 +27,16 @@ def run(*command: object, **environment: str) -> str:
         "HF_HUB_OFFLINE": "1",
         "DS_ACCELERATOR": "cpu",
     }
-    done = subprocess.run(
-        [sys.executable, *map(str, command)],
-        capture_output=True,
-        text=True,
-        check=False,
-        env=shared | environment,
-    )
+    for _ in range(3):
+        done = subprocess.run(
+            [sys.executable, *map(str, command)],
+            capture_output=True,
+            text=True,
+            check=False,
+            env=shared | environment,
+        )
+        if GLOO_ABORT not in done.stderr:
+            break
     assert done.returncode == 0, done.stderr[-4000:]
     return done.stdout
 
