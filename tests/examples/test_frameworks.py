@@ -15,7 +15,7 @@ pytestmark = pytest.mark.frameworks
 EXAMPLES = Path(__file__).parents[2] / "examples"
 SOURCE = EXAMPLES / "data" / "instructions.jsonl.gz"
 GLOO_ABORT = "terminate called without an active exception"
-"""Once in some ten runs a gloo thread outlives the interpreter and aborts a process that has done its work."""
+"""Once in ten runs or so a thread of gloo outlives the interpreter and aborts a process that is done."""
 TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
 
 
