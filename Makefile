@@ -42,7 +42,7 @@ $(VENV)/core.done: pyproject.toml constraints.txt
 
 # DeepSpeed is built from source without its kernels, against the torch that is there; megatron-core is only read from.
 $(VENV)/frameworks.done: $(VENV)/core.done
-	$(PIP) install -c constraints.txt -e '.[text,chat,train,ray,hf,lightning,dev,frameworks]'
+	$(PIP) install -c constraints.txt -e '.[text,fast,chat,train,ray,hf,lightning,dev,frameworks]'
 	DS_BUILD_OPS=0 $(PIP) install -c constraints.txt --no-build-isolation -e '.[deepspeed]'
 	$(PIP) install -c constraints.txt --no-deps megatron-core
 	touch $@
