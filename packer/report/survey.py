@@ -200,7 +200,7 @@ def _fixed_size(plan: Plan, counts: NDArray[np.int64]) -> FixedSize | None:
     largest = max(epoch["max_padded_tokens"] for epoch in plan.header["epochs"])
     longest = int(np.flatnonzero(counts)[-1])
     multiple = math.lcm(plan.config.get("sp_size", 1), plan.config.get("pad_multiple", 1))
-    num_rows = max(largest // (-(-longest // multiple) * multiple), 1)
+    num_rows = max(largest // max(-(-longest // multiple) * multiple, 1), 1)
     generator = np.random.default_rng(0)
     if total <= FIXED_SIZE_SAMPLES:
         lengths = generator.permutation(np.repeat(np.arange(len(counts)), counts))
