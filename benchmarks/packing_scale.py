@@ -9,7 +9,6 @@ anonymous memory (RssAnon), at its peak.
 
 import argparse
 import math
-import os
 import shutil
 import threading
 import time
@@ -20,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from disk import write_zeros
 from numpy.typing import NDArray
 
 from packer.kernels import counting
@@ -89,19 +89,6 @@ def scatter(lengths: NDArray[np.int32]) -> None:
     counting.count_lengths(lengths, 0, len(lengths), counts)
     cursors = np.cumsum(counts) - counts
     counting.scatter_by_length(lengths, 0, len(lengths), cursors, np.empty(len(lengths), np.int32))
-
-
-def write_zeros(path: Path, num_bytes: int) -> float:
-    block = bytes(8 << 20)
-    start = time.perf_counter()
-    with path.open("wb") as stream:
-        for _ in range(num_bytes // len(block)):
-            stream.write(block)
-        stream.flush()
-        os.fsync(stream.fileno())
-    seconds = time.perf_counter() - start
-    path.unlink()
-    return seconds
 
 
 def main() -> None:

@@ -6,7 +6,6 @@ Writing is held against writing the same bytes as zeros into one file, in the sa
 """
 
 import argparse
-import os
 import resource
 import shutil
 import statistics
@@ -14,6 +13,7 @@ import time
 from pathlib import Path
 
 import numpy as np
+from disk import write_zeros
 
 from packer.plan import DroppedSamples, PlanFacts, PlannedEpoch, load_plan, verify_plan, write_plan
 
@@ -53,17 +53,6 @@ def no_drops() -> DroppedSamples:
     return DroppedSamples(sample_ids=none, seqlens=none, num_tokens=none, reasons=none.astype(np.uint8))
 
 
-def write_zeros(path: Path, num_bytes: int) -> float:
-    block = bytes(8 << 20)
-    start = time.perf_counter()
-    with path.open("wb") as stream:
-        for _ in range(num_bytes // len(block)):
-            stream.write(block)
-        stream.flush()
-        os.fsync(stream.fileno())
-    return time.perf_counter() - start
-
-
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--samples", type=int, default=10_000_000)
@@ -89,7 +78,6 @@ def main() -> None:
     del epoch
     num_bytes = sum(path.stat().st_size for path in out.rglob("*.arrow"))
     zeros = write_zeros(arguments.folder / "zeros", num_bytes)
-    (arguments.folder / "zeros").unlink()
     print(f"samples {num_samples:,}: {num_bytes / 1e9:.2f} GB")
     print(f"write {seconds:.2f} s, the same bytes as zeros {zeros:.2f} s, ratio {seconds / zeros:.2f}")
     print(f"memory grown while writing: {grown:.0f} MB")
