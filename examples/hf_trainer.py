@@ -92,4 +92,5 @@ def small_decoder(attention: str) -> LlamaForCausalLM:
 if __name__ == "__main__":
     main()
     if dist.is_initialized():
-        dist.destroy_process_group()  # after main, so that nothing refers to its groups any more
+        dist.barrier()
+        dist.destroy_process_group()

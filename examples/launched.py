@@ -6,6 +6,7 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
+import torch.distributed.nn  # before a group exists: its functions would keep the group as their default
 
 import packer
 
@@ -19,6 +20,12 @@ def start() -> torch.device:
     torch.cuda.set_device(device)
     dist.init_process_group("nccl", device_id=device)
     return device
+
+
+def finish() -> None:
+    """Leave the process group when every rank has done its work."""
+    dist.barrier()
+    dist.destroy_process_group()
 
 
 def any_batch(device: torch.device) -> dict[str, torch.Tensor]:

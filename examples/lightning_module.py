@@ -86,4 +86,5 @@ def main() -> None:
 if __name__ == "__main__":
     main()
     if dist.is_initialized():
-        dist.destroy_process_group()  # after main, so that nothing refers to its groups any more
+        dist.barrier()
+        dist.destroy_process_group()

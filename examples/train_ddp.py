@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 from decoder import Decoder, DecoderConfig
-from launched import any_batch, plan_once, start
+from launched import any_batch, finish, plan_once, start
 from torch.nn.functional import scaled_dot_product_attention
 from torch.nn.parallel import DistributedDataParallel
 
@@ -75,4 +75,4 @@ def main() -> None:
 
 if __name__ == "__main__":
     main()
-    dist.destroy_process_group()  # after main, so that nothing refers to its groups any more
+    finish()

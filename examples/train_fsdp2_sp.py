@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from decoder import Decoder, DecoderConfig
-from launched import any_batch, plan_once, start
+from launched import any_batch, finish, plan_once, start
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
@@ -135,4 +135,4 @@ def mask_for(device: torch.device, batch: Batch) -> dict[str, torch.Tensor]:
 
 if __name__ == "__main__":
     main()
-    dist.destroy_process_group()  # after main, so that nothing refers to its groups any more
+    finish()

@@ -1,41 +1,16 @@
 """The examples for frameworks run as they stand, each on two processes."""
 
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 import packer
+from tests.examples.launches import EXAMPLES, TORCHRUN, run
 
 pytestmark = pytest.mark.frameworks
 
-EXAMPLES = Path(__file__).parents[2] / "examples"
 SOURCE = EXAMPLES / "data" / "instructions.jsonl.gz"
-GLOO_ABORT = "terminate called without an active exception"
-"""Once in ten runs or so a thread of gloo outlives the interpreter and aborts a process that is done."""
-TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
-
-
-def run(*command: object, **environment: str) -> str:
-    """Run a script and return what it prints."""
-    shared = os.environ | {
-        "OMP_NUM_THREADS": "1",
-        "CUDA_VISIBLE_DEVICES": "",
-        "HF_HUB_OFFLINE": "1",
-        "DS_ACCELERATOR": "cpu",
-    }
-    done = subprocess.run(
-        [sys.executable, *map(str, command)],
-        capture_output=True,
-        text=True,
-        check=False,
-        env=shared | environment,
-    )
-    assert done.returncode == 0 or GLOO_ABORT in done.stderr, done.stderr[-4000:]
-    return done.stdout
 
 
 @pytest.fixture(scope="module")

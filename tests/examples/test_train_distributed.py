@@ -4,14 +4,12 @@ import gzip
 import json
 import re
 import shutil
-import subprocess
-import sys
 from itertools import islice
 from pathlib import Path
 
 import pytest
 
-EXAMPLES = Path(__file__).parents[2] / "examples"
+from tests.examples.launches import EXAMPLES, TORCHRUN, run
 
 
 @pytest.fixture(scope="module")
@@ -26,11 +24,10 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def losses(script: str, source: Path, out: Path, *options: object) -> dict[int, float]:
     """Run an example on two processes; return the loss that it prints for each step."""
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    command += [EXAMPLES / script, "--source", source, "--out", out, "--max-tokens", 512, *options]
-    done = subprocess.run([str(word) for word in command], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr[-4000:]
-    return {int(step): float(loss) for step, loss in re.findall(r"step (\d+): loss (\S+) over", done.stdout)}
+    printed = run(
+        *TORCHRUN, EXAMPLES / script, "--source", source, "--out", out, "--max-tokens", 512, *options
+    )
+    return {int(step): float(loss) for step, loss in re.findall(r"step (\d+): loss (\S+) over", printed)}
 
 
 def test_ddp(source: Path, tmp_path: Path) -> None:
