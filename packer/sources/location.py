@@ -200,7 +200,7 @@ def reading(
         raise SourceError(f"{place}: cannot be read ({_first_line(error)}); {cure}") from error
 
 
-_DATA_ERRORS = (OSError, EOFError, pa.ArrowException, ValueError, OverflowError)
+_DATA_ERRORS = (OSError, EOFError, pa.ArrowException, ValueError, OverflowError, RecursionError)
 
 
 def _first_line(error: BaseException) -> str:

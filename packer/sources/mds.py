@@ -8,7 +8,7 @@ import json
 from collections.abc import Iterator, Sequence
 from functools import cached_property
 from itertools import pairwise
-from typing import Any
+from typing import Any, TypeVar, cast
 
 import numpy as np
 import pyarrow as pa
@@ -19,6 +19,8 @@ from packer.sources.cache import BatchCache
 from packer.sources.columns import find_field
 from packer.sources.location import Location, edge_hash, reading
 from packer.sources.part import BATCH_BYTES, BATCH_ROWS, Columns, Part, Unit, cut_pieces
+
+Value = TypeVar("Value")
 
 INDEX_NAME = "index.json"
 
@@ -64,15 +66,29 @@ def mds_shards(folder: Location) -> list["MdsPart"] | None:
 def _shard(folder: Location, entry: dict[str, Any]) -> "MdsPart":
     if entry["format"] != "mds" or entry["version"] != 2:
         raise ValueError(f"{entry['format']} {entry['version']}")
-    location = folder.joined(entry["raw_data"]["basename"])
+    location = folder.joined(_checked(entry["raw_data"]["basename"], str))
     if not location.is_file():
         packed = entry.get("zip_data")
         raise SourceError(
             f"{location.path} is {'there only compressed' if packed else 'missing'}; "
             f"{'decompress it with streaming' if packed else 'fetch it again'}"
         )
-    columns = list(zip(entry["column_names"], entry["column_encodings"], entry["column_sizes"], strict=True))
-    return MdsPart(location, columns, int(entry["samples"]))
+    names = [_checked(name, str) for name in _checked(entry["column_names"], list)]
+    encodings = [_checked(encoding, str) for encoding in _checked(entry["column_encodings"], list)]
+    sizes = [size if size is None else _checked(size, int) for size in _checked(entry["column_sizes"], list)]
+    if len(set(names)) < len(names):
+        raise ValueError(f"columns {names}")
+    columns = list(zip(names, encodings, sizes, strict=True))
+    return MdsPart(location, columns, _checked(entry["samples"], int))
+
+
+def _checked(value: Any, kind: type[Value]) -> Value:
+    """Return a value of the index if it is exactly of its kind, and no negative number."""
+    if type(value) is not kind or (kind is int and value < 0):
+        raise TypeError(f"{value!r} where {kind.__name__} was expected")
+    if kind is str:
+        value.encode()  # JSON can name halves of characters
+    return cast(Value, value)
 
 
 class MdsPart(Part):
@@ -173,6 +189,8 @@ class MdsPart(Part):
         encodings = {name: encoding for name, encoding, _ in self._columns}
         with reading(self.location, f"samples {rows.start} to {rows.stop - 1}"):
             arrays = [_to_arrow(values[column], encodings[column]) for column in columns]
+            if any(len(array) != len(rows) for array in arrays):
+                raise ValueError("values that are not of the size that their encoding says")
             return pa.RecordBatch.from_arrays(arrays, names=list(columns))
 
     def _split(self, sample: memoryview, row: int) -> dict[str, memoryview]:
@@ -224,13 +242,21 @@ def _decode_array(value: memoryview, encoding: str) -> NDArray[Any]:
     _, _, detail = encoding.partition(":")
     dtype_name, _, shape_text = detail.partition(":")
     at = 0
-    if not dtype_name:
-        dtype_name, at = _ARRAY_DTYPES[value[0]], 1
-    if shape_text:
-        num_axes = shape_text.count(",") + 1
-    else:
-        num_axes, length_bytes = value[at] >> 2, 1 << (value[at] & 3)
-        at += 1 + num_axes * length_bytes
+    stored: list[int] = []
+    try:
+        if not dtype_name:
+            dtype_name, at = _ARRAY_DTYPES[value[0]], 1
+        if shape_text:
+            num_axes = shape_text.count(",") + 1
+        else:
+            num_axes, length_bytes = value[at] >> 2, 1 << (value[at] & 3)
+            stored = [int.from_bytes(value[at + 1 : at + 1 + length_bytes], "little")]
+            at += 1 + num_axes * length_bytes
+    except LookupError as error:
+        raise ValueError("what is stored is no array") from error
     if num_axes != 1:
         raise ValueError(f"an array of {num_axes} axes is no list of tokens")
-    return np.frombuffer(value[at:], dtype_name)
+    array = np.frombuffer(value[at:], dtype_name)
+    if stored not in ([], [len(array)]):
+        raise ValueError(f"an array of {stored[0]} values has {len(array)}")
+    return array

@@ -29,6 +29,18 @@ def mutate_json(value: Any, random: Random) -> Any:
     return changed
 
 
+def mutate_json_text(content: bytes, random: Random) -> bytes:
+    """Return a JSON file with one entry made odd, or made so that it says something else to each reader."""
+    value = json.loads(content)
+    if random.random() < 0.75:
+        return json.dumps(mutate_json(value, random)).encode()
+    text = json.dumps(value)
+    at = random.choice([place for place, letter in enumerate(text) if letter in "{[,:"]) + 1
+    odd = random.choice(_ODD_TEXTS)
+    end = min((text.find(sign, at) for sign in ",]}" if text.find(sign, at) >= 0), default=at)
+    return (text[:at] + odd + text[random.choice((at, end)) :]).encode("utf-8", "surrogatepass")
+
+
 def _nudged(value: Any, random: Random) -> Any:
     if isinstance(value, bool) or value is None:
         return not value
@@ -140,8 +152,30 @@ _ODD_VALUES: tuple[Any, ...] = (
     "",
     "x",
     "../../x",
+    "../../etc/passwd",
+    "/etc/passwd",
+    "a/../../b",
+    "C:\\x",
+    "a\u0000b",
+    "\ud800",
+    float("nan"),
     [],
     {},
     [[[]]],
     {"a": None},
+)
+_ODD_TEXTS = (
+    "NaN",
+    "-Infinity",
+    "1e999",
+    "9" * 5000,
+    "[" * 100_000,
+    '{"a":' * 100_000,
+    "[[[[[]]]]]",
+    '"format": "twice",',
+    '"num_samples": 1, "num_rows": 1,',
+    '"\\ud800"',
+    "\x00",
+    "// a comment\n",
+    "\ufeff",
 )
