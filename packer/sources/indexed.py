@@ -149,8 +149,8 @@ def _element_type(index: IndexFile, data: Location, data_bytes: int, location: L
             f"{data.name} has {data_bytes:,}; one of the two was cut or belongs to another, fetch both again"
         )
     if {dtype.kind for dtype in fitting} == {"u", "f"}:
-        # Code 7: uint32 in DeepSpeed, float32 in Megatron. No vocabulary has as many ids as the bits of 1.0. The
-        # most decide, so that one damaged id changes no other.
+        # Code 7: uint32 in DeepSpeed, float32 in Megatron. No vocabulary has as many ids as the bits of 1.0.
+        # Most of the ids decide, so that a damaged one changes no other.
         head = np.frombuffer(data.read(0, 4 * _CHUNK_ITEMS), np.uint32)
         is_float = 2 * np.count_nonzero(head >= _SMALLEST_FLOAT_BITS) > np.count_nonzero(head)
         return next(dtype for dtype in fitting if (dtype.kind == "f") == is_float)

@@ -8,7 +8,7 @@ import json
 from collections.abc import Iterator, Sequence
 from functools import cached_property
 from itertools import pairwise
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -84,11 +84,12 @@ def _shard(folder: Location, entry: dict[str, Any]) -> "MdsPart":
 
 def _checked(value: Any, kind: type[Value]) -> Value:
     """Return a value of the index if it is exactly of its kind, and no negative number."""
-    if type(value) is not kind or (kind is int and value < 0):
+    if type(value) is not kind or (isinstance(value, int) and value < 0):
         raise TypeError(f"{value!r} where {kind.__name__} was expected")
-    if kind is str:
+    if isinstance(value, str):
         value.encode()  # JSON can name halves of characters
-    return cast(Value, value)
+    checked: Value = value
+    return checked
 
 
 class MdsPart(Part):
