@@ -3,19 +3,20 @@
 import json
 import shlex
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import click
 
-from packer.analyzer import AnalyzeResult
+from packer.analyzer import AnalyzeResult, Progress
 from packer.analyzer import analyze as analyze_source
 from packer.errors import ConfigError
 from packer.metrics import Manifest
 from packer.samples import SEQLEN
 
 from .options import GroupedCommand, grouped
-from .progress import ProgressDisplay
+from .progress import ProgressDisplay, compact
 
 LENGTH = "What the length of a sample is"
 METRICS = "Further metrics and files"
@@ -120,7 +121,7 @@ def analyze(
     packer analyze data.parquet --tokens-column input_ids --out metrics
     packer analyze docs.jsonl.gz --text-column text --tokenizer tokenizer.json --out metrics
     """  # noqa: D301 (the escape is click's)
-    with ProgressDisplay() as progress:
+    with ProgressDisplay("reading") as display:
         result = analyze_source(
             list(sources),
             out=out,
@@ -128,10 +129,18 @@ def analyze(
             length_column=_columns("--length-column", length_columns),
             shift=not no_shift,
             write_tokens=write_tokens,
-            progress=progress,
+            progress=partial(_show, display),
             **options,
         )
     click.echo(json.dumps(_for_machines(result)) if as_json else _for_people(result, write_tokens))
+
+
+def _show(display: ProgressDisplay, progress: Progress) -> None:
+    seconds = max(progress.seconds, 1e-9)
+    rates = (
+        f"{compact(progress.num_rows / seconds)} rows/s, {compact(progress.num_tokens / seconds)} tokens/s"
+    )
+    display.show(progress.fraction, stage=progress.stage, left=progress.seconds_left, detail=rates)
 
 
 def _columns(option: str, values: tuple[str, ...]) -> str | dict[str, str] | None:

@@ -9,7 +9,7 @@ import click
 from packer.plan import Plan, load_plan
 from packer.report import overview, step_picture, step_rows, summarize, write_html
 
-from .bar import Bar
+from .progress import ProgressDisplay
 from .terminal import print_rich
 
 
@@ -37,8 +37,8 @@ def inspect(plan: Path, step: int | None, epoch: int, as_json: bool, html: Path 
     """  # noqa: D301 (the escape is click's)
     opened = load_plan(plan)
     if html is not None:
-        with Bar("reading") as progress:
-            write_html(opened, html, progress=progress)
+        with ProgressDisplay("reading") as progress:
+            write_html(opened, html, progress=progress.count)
         click.echo(f"{html}: report written, {html.stat().st_size:,} bytes")
     if as_json:
         click.echo(json.dumps(_for_machines(opened, epoch, step)))

@@ -3,19 +3,19 @@
 import json
 import shlex
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import click
 
-from packer.metrics import open_metrics
 from packer.plan import Plan
-from packer.planner import PlanConfig, make_plan
+from packer.planner import PlanConfig, PlanProgress
 from packer.report import summarize, summary_lines
 
-from .bar import Bar
 from .inputs import parse_max_tokens, read_curriculum, read_sample_ids
 from .options import GroupedCommand, grouped
+from .progress import ProgressDisplay, compact
 
 LIMITS = "What a micro-batch may hold"
 CHOICE = "Which samples, in which order"
@@ -248,12 +248,22 @@ def plan(metrics: Path, out: Path, overwrite: bool, as_json: bool, pipeline: boo
         # packed rows agree in shape once they agree in T
         options |= {"same_num_samples": options["layout"] == "padded", "same_seqlen": True}
     config = PlanConfig(**options)
-    opened = open_metrics(metrics)
+    from packer.planner import make_plan  # with the compiled kernels: help and wrong options go without
+
     start = time.perf_counter()
-    with Bar(f"planning {opened.num_samples:,} samples"):
-        made = make_plan(opened, config, out=out, overwrite=overwrite)
+    with ProgressDisplay("opening") as display:
+        made = make_plan(metrics, config, out=out, overwrite=overwrite, progress=partial(_show, display))
     seconds = time.perf_counter() - start
     click.echo(_for_machines(made, out, seconds) if as_json else _for_people(made, metrics, out, seconds))
+
+
+def _show(display: ProgressDisplay, progress: PlanProgress) -> None:
+    display.show(
+        progress.fraction,
+        stage=progress.stage,
+        left=progress.seconds_left,
+        detail=f"{compact(progress.num_samples)} samples",
+    )
 
 
 def _for_people(made: Plan, metrics: Path, out: Path, seconds: float) -> str:

@@ -1,63 +1,125 @@
-"""Progress on stderr: a bar on a terminal, elsewhere one line a minute."""
+"""Progress on stderr: a bar on a terminal, elsewhere a line a minute."""
 
+import sys
+from threading import Event, Thread
 from time import monotonic
 from types import TracebackType
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 import click
-from rich import progress as bars
-from rich.console import Console
 
-from packer.analyzer import Progress
+if TYPE_CHECKING:
+    from rich.progress import Progress as Bar
+    from rich.progress import TaskID
 
-_SECONDS_BETWEEN_LINES = 60.0
+SECONDS_BETWEEN_LINES = 60.0
+WIDTH_OF_DETAILS = 100
+"""Columns of a terminal below which a bar leaves details out."""
 
 
 class ProgressDisplay:
-    """A listener of ``packer.analyze``; a context manager, so that a bar is cleared whatever happens."""
+    """Shows how far a piece of work is; a context manager, so that a bar is cleared whatever happens.
 
-    def __init__(self) -> None:
-        console = Console(stderr=True)
-        self._bar = (
-            bars.Progress(
-                bars.TextColumn("{task.description}"),
-                bars.BarColumn(bar_width=16),
-                bars.TaskProgressColumn(),
-                bars.TextColumn("{task.fields[rates]}"),
-                bars.TimeRemainingColumn(),
-                console=console,
-                transient=True,
-            )
-            if console.is_terminal
-            else None
-        )
-        self._task: bars.TaskID | None = None
-        self._last_line = monotonic()
+    It shows the times passed and left, and counts them on where the work is long silent.
+    """
+
+    def __init__(self, stage: str) -> None:
+        self._stage = stage
+        self._fraction = 0.0
+        self._detail = ""
+        self._start = monotonic()
+        self._ends_at: float | None = None
+        self._bar: Bar | None = None
+        self._task: TaskID | None = None
+        self._over = Event()
+        self._lines: Thread | None = None
 
     def __enter__(self) -> Self:
-        if self._bar is not None:
-            self._bar.start()
+        if sys.stderr.isatty():
+            self._show_bar()
+        else:
+            self._lines = Thread(target=self._tell_now_and_then, daemon=True)
+            self._lines.start()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self._over.set()
         if self._bar is not None:
             self._bar.stop()
+        if self._lines is not None:
+            self._lines.join()
 
-    def __call__(self, progress: Progress) -> None:
-        """Show the state after one more unit."""
-        seconds = max(progress.seconds, 1e-9)
-        rows, tokens = progress.num_rows / seconds, progress.num_tokens / seconds
-        rates = f"{compact(rows)} rows/s, {compact(tokens)} tokens/s"
-        if self._bar is not None:
-            if self._task is None:
-                self._task = self._bar.add_task(progress.stage, total=1.0, rates="")
-            self._bar.update(self._task, completed=progress.fraction, description=progress.stage, rates=rates)
-        elif monotonic() - self._last_line >= _SECONDS_BETWEEN_LINES:
-            self._last_line = monotonic()
-            left = "" if progress.seconds_left is None else f", {progress.seconds_left:.0f} s left"
-            click.echo(f"{progress.stage}: {progress.fraction:.0%}, {rates}{left}", err=True)
+    def show(
+        self, fraction: float, *, stage: str | None = None, left: float | None = None, detail: str = ""
+    ) -> None:
+        """Say how far the work is.
+
+        Args:
+            fraction: share of it that is done, 0 to 1.
+            stage: what is being done, from now on.
+            left: seconds; default: at the pace so far.
+            detail: what else there is to say, in a few words.
+        """
+        now = monotonic()
+        if left is None and fraction > 0:
+            left = (now - self._start) * (1 / fraction - 1)
+        self._stage = stage or self._stage
+        self._fraction, self._detail = fraction, detail
+        self._ends_at = None if left is None else now + left
+        if self._bar is not None and self._task is not None:
+            self._bar.update(self._task, completed=fraction, description=self._stage, detail=detail)
+
+    def count(self, done: int, total: int) -> None:
+        """Say how far work is that is counted."""
+        self.show(done / max(total, 1))
+
+    def line(self) -> str:
+        """Return the state in a line of text."""
+        detail = f", {self._detail}" if self._detail else ""
+        return f"{self._stage}: {self._fraction:.0%}{detail}, {self._times()}"
+
+    def _times(self) -> str:
+        now = monotonic()
+        passed = f"{_clock(now - self._start)} passed"
+        return passed if self._ends_at is None else f"{passed}, {_clock(self._ends_at - now)} left"
+
+    def _tell_now_and_then(self) -> None:
+        while not self._over.wait(SECONDS_BETWEEN_LINES):
+            click.echo(self.line(), err=True)
+
+    def _show_bar(self) -> None:
+        from rich import progress as bars  # only a terminal waits for it
+        from rich.console import Console
+        from rich.text import Text
+
+        times = self._times
+
+        class Times(bars.ProgressColumn):
+            def render(self, task: bars.Task) -> Text:
+                return Text(times())
+
+        console = Console(stderr=True)
+        details = [bars.TextColumn("{task.fields[detail]}")] if console.width >= WIDTH_OF_DETAILS else []
+        self._bar = bars.Progress(
+            bars.TextColumn("{task.description}"),
+            bars.BarColumn(bar_width=16),
+            bars.TaskProgressColumn(),
+            *details,
+            Times(),
+            console=console,
+            transient=True,
+        )
+        self._task = self._bar.add_task(self._stage, total=1.0, detail="")
+        self._bar.start()
+
+
+def _clock(seconds: float) -> str:
+    """Return a time as people read it: 0:07, 12:30, 3:05:00."""
+    minutes, rest = divmod(round(max(seconds, 0)), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
 
 
 def compact(number: float) -> str:

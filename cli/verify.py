@@ -10,7 +10,7 @@ from packer.analyzer import verify_source
 from packer.metrics import open_metrics
 from packer.plan import Verified, load_plan, verify_plan
 
-from .bar import Bar
+from .progress import ProgressDisplay
 
 
 @click.command()
@@ -50,8 +50,8 @@ def verify(
     lengths = None if metrics is None else open_metrics(metrics)
     if lengths is not None:
         lengths.check_files()
-    with Bar("checking") as progress:
-        checked = verify_plan(opened, metrics=lengths, progress=progress)
+    with ProgressDisplay("checking") as progress:
+        checked = verify_plan(opened, metrics=lengths, progress=progress.count)
     measured = 0
     if sources:
         measured = verify_source(opened, sources, metrics=lengths, tokenizer=tokenizer, num_samples=measure)

@@ -10,7 +10,7 @@ import fcntl
 import os
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from packer.errors import TargetBusyError, TargetExistsError, TargetWriteError
@@ -36,13 +36,13 @@ def published_directory(
         TargetWriteError: no room, no permission, or a read-only place.
     """
     shown = os.fspath(target)
-    target = Path(os.path.abspath(target))  # not resolve(): a link as target is refused below, not followed
+    target = _absolute(target)
     _refuse_existing(target, shown, marker, overwrite)
     partial = target.with_name(f".{target.name}.partial")
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise _unwritable(shown, error) from error
+        raise _unwritable(target, shown, error) from error
     try:
         with exclusive_lock(target):
             _restore_replaced(target)
@@ -64,14 +64,59 @@ def published_directory(
             raise
         beside = str(target.with_name(f".{target.name}."))  # the lock, the partial folder, the replaced one
         if error.errno in _UNWRITABLE or str(error.filename).startswith(beside):
-            raise _unwritable(shown, error) from error
+            raise _unwritable(target, shown, error) from error
         raise
 
 
-def _unwritable(shown: str, error: OSError) -> TargetWriteError:
-    return TargetWriteError(
-        f"cannot write {shown}: {error.strerror}; nothing was published, make room or choose another --out"
-    )
+def check_target(target: str | os.PathLike[str], *, marker: str, overwrite: bool = False) -> None:
+    """Refuse a target that ``published_directory`` would refuse: a moment here saves the work before it.
+
+    A folder is made and removed again in the nearest folder above the target that exists: permissions alone
+    do not tell whether a place takes files.
+
+    Raises:
+        TargetExistsError: ``target`` exists and may not be replaced.
+        TargetBusyError: another process is writing the same target.
+        TargetWriteError: no permission, a read-only place, or a file in the way.
+    """
+    shown = os.fspath(target)
+    target = _absolute(target)
+    _refuse_existing(target, shown, marker, overwrite)
+    above = _nearest(target.parent)
+    trial = above / f".{target.name}.trial"
+    try:
+        trial.mkdir(exist_ok=True)
+        with suppress(FileNotFoundError):  # another process tries the same place
+            trial.rmdir()
+        is_busy = _is_locked(target)
+    except OSError as error:
+        raise _unwritable(target, shown, error) from error
+    if is_busy:
+        raise _busy(target)
+
+
+def _absolute(target: str | os.PathLike[str]) -> Path:
+    return Path(os.path.abspath(target))  # not resolve(): a link as target is refused, not followed
+
+
+def _unwritable(target: Path, shown: str, error: OSError) -> TargetWriteError:
+    above = _nearest(target.parent)
+    place = above if os.path.isabs(shown) else os.path.relpath(above)
+    reason, cure = error.strerror, "choose another --out"
+    if error.errno == errno.ENAMETOOLONG:
+        cure = "choose a shorter --out"
+    elif error.errno in (errno.EDQUOT, errno.ENOSPC):
+        cure = "make room or choose another --out"
+    elif not above.is_dir():
+        reason = f"{place} is a file, not a folder"
+    elif error.errno == errno.ENOENT:
+        reason = f"{place} takes no new files"
+    return TargetWriteError(f"cannot write {shown}: {reason}; nothing was published, {cure}")
+
+
+def _nearest(folder: Path) -> Path:
+    """Return the nearest path at or above ``folder`` that exists."""
+    return next(path for path in (folder, *folder.parents) if os.path.lexists(path))
 
 
 _UNWRITABLE = {
@@ -100,6 +145,29 @@ def _refuse_existing(target: Path, shown: str, marker: str, overwrite: bool) -> 
         )
 
 
+def _is_locked(target: Path) -> bool:
+    """Return whether another process holds the lock of a target; a lock file alone says nothing."""
+    try:
+        descriptor = os.open(_lock_file(target), os.O_RDONLY)
+    except FileNotFoundError:
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(descriptor)
+    return False
+
+
+def _lock_file(target: Path) -> Path:
+    return target.with_name(f".{target.name}.lock")
+
+
+def _busy(target: Path) -> TargetBusyError:
+    return TargetBusyError(f"another process is writing {target}; wait for it or choose another --out")
+
+
 @contextmanager
 def exclusive_lock(target: Path) -> Iterator[None]:
     """Hold ``.NAME.lock`` beside the target; the kernel drops the lock with the process, however it ends.
@@ -107,16 +175,14 @@ def exclusive_lock(target: Path) -> Iterator[None]:
     Raises:
         TargetBusyError: another process holds it.
     """
-    path = target.with_name(f".{target.name}.lock")
+    path = _lock_file(target)
     while True:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             os.close(descriptor)
-            raise TargetBusyError(
-                f"another process is writing {target}; wait for it or choose another --out"
-            ) from None
+            raise _busy(target) from None
         try:
             current = os.stat(path).st_ino
         except FileNotFoundError:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from packer.errors import TargetBusyError, TargetExistsError, TargetWriteError
-from packer.publish import published_directory
+from packer.publish import check_target, published_directory
 
 MARKER = "plan.json"
 
@@ -127,3 +127,56 @@ def test_errors_name_the_target_as_it_was_given(tmp_path: Path, monkeypatch: pyt
     publish(Path("out"), "text")
     with pytest.raises(TargetExistsError, match=r"^out exists already"):
         publish(Path("out"), "text")
+
+
+class TestCheckBeforeTheWork:
+    """What would be refused at the end is refused before the beginning, and the check leaves nothing."""
+
+    def test_a_free_place_is_accepted(self, tmp_path: Path) -> None:
+        check_target(tmp_path / "out", marker=MARKER)
+        check_target(tmp_path / "not" / "yet" / "out", marker=MARKER)
+        assert names(tmp_path) == []
+
+    def test_existing_targets(self, tmp_path: Path) -> None:
+        publish(tmp_path / "out", "old")
+        with pytest.raises(TargetExistsError, match="add --overwrite"):
+            check_target(tmp_path / "out", marker=MARKER)
+        check_target(tmp_path / "out", marker=MARKER, overwrite=True)
+        with pytest.raises(TargetExistsError, match=r"holds no manifest\.json"):
+            check_target(tmp_path / "out", marker="manifest.json", overwrite=True)
+        assert names(tmp_path) == ["out"]
+
+    def test_a_file_in_the_way(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.chdir(tmp_path)
+        Path("afile").write_text("x")
+        for target in (Path("afile/out"), Path("afile/not/yet/out")):
+            for refuse in (lambda target: check_target(target, marker=MARKER), lambda t: publish(t, "text")):
+                with pytest.raises(TargetWriteError, match="afile is a file, not a folder") as refusal:
+                    refuse(target)
+                assert str(refusal.value).startswith(f"cannot write {target}: afile is a file")
+                assert "make room" not in str(refusal.value)
+
+    def test_places_that_take_no_files(self) -> None:
+        for target in (Path("/proc/out"), Path("/proc/no/such/out")):
+            with pytest.raises(TargetWriteError, match=f"cannot write {target}: ") as refusal:
+                check_target(target, marker=MARKER)
+            assert str(refusal.value).endswith("choose another --out")
+            assert "make room" not in str(refusal.value)
+
+    def test_a_name_that_is_too_long(self, tmp_path: Path) -> None:
+        with pytest.raises(TargetWriteError, match="choose a shorter --out"):
+            check_target(tmp_path / ("x" * 250), marker=MARKER)
+
+    @pytest.mark.skipif(os.geteuid() == 0, reason="nothing is forbidden to root")
+    def test_a_folder_without_permission(self, tmp_path: Path) -> None:
+        (tmp_path / "mine").mkdir(mode=0o500)
+        with pytest.raises(TargetWriteError, match=r"Permission denied; .*choose another --out"):
+            check_target(tmp_path / "mine" / "out", marker=MARKER)
+
+    def test_a_target_that_is_being_written(self, tmp_path: Path) -> None:
+        with published_directory(tmp_path / "out", marker=MARKER) as partial:
+            (partial / MARKER).write_text("first")
+            with pytest.raises(TargetBusyError, match="another process"):
+                check_target(tmp_path / "out", marker=MARKER)
+        (tmp_path / ".other.lock").write_text("")  # a killed run left it
+        check_target(tmp_path / "other", marker=MARKER)

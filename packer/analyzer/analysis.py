@@ -27,7 +27,7 @@ from packer.errors import (
     WorkerLostError,
 )
 from packer.metrics import MANIFEST_NAME
-from packer.publish import published_directory
+from packer.publish import check_target, published_directory
 from packer.samples import check_definition
 from packer.samples.tokenizer import Counter
 from packer.sources import Source, open_source
@@ -93,6 +93,7 @@ def analyze(
         WorkerLostError: a worker process died; what was finished is kept for the next run.
     """
     start = monotonic()
+    check_target(out, marker=MANIFEST_NAME, overwrite=overwrite)
     run = choose_executor(workers, executor, ray_address)
     opened = open_source(source)
     definition = define_length(

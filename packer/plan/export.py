@@ -12,7 +12,7 @@ from packer.errors import ConfigError, PlanError
 from packer.plan import schema
 from packer.plan.npz import write_npz
 from packer.plan.reader import Plan
-from packer.publish import published_directory
+from packer.publish import check_target, published_directory
 
 ExportFormat = Literal["deepspeed", "npz", "parquet"]
 
@@ -55,6 +55,7 @@ def export_plan(
     """
     if to not in get_args(ExportFormat):
         raise ConfigError(f"--to {to} is unknown; choose one of {', '.join(get_args(ExportFormat))}")
+    check_target(out, marker=MARKER, overwrite=overwrite)
     if to == "deepspeed":
         _refuse_what_lists_cannot_say(plan)
     write: Callable[[Plan, Path], None] = {

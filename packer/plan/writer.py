@@ -2,7 +2,7 @@
 
 import json
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import asdict
 from typing import Any
 
@@ -21,6 +21,8 @@ from packer.plan.storage import MemoryFiles
 from packer.plan.tables import FolderTarget, MemoryTarget, TableFiles, Target
 from packer.publish import published_directory
 
+Progress = Callable[[float], None]
+
 
 def write_plan(
     out: str | os.PathLike[str],
@@ -29,6 +31,7 @@ def write_plan(
     *,
     dropped: DroppedSamples,
     overwrite: bool = False,
+    progress: Progress | None = None,
 ) -> Plan:
     """Write a plan into ``out``, one epoch after the other, and open it.
 
@@ -40,6 +43,7 @@ def write_plan(
         epochs: the epochs in order; each is written before the next is asked for.
         dropped: what every epoch leaves out.
         overwrite: replace a plan that is there.
+        progress: told which share of the epoch at hand is written.
 
     Raises:
         TargetExistsError: ``out`` exists and may not be replaced.
@@ -47,22 +51,32 @@ def write_plan(
         TargetWriteError: no room, no permission, or a read-only place.
     """
     with published_directory(out, marker=schema.HEADER_FILE, overwrite=overwrite) as folder:
-        _write_files(FolderTarget(folder), facts, epochs, dropped)
+        _write_files(FolderTarget(folder), facts, epochs, dropped, progress)
     return load_plan(out)
 
 
-def plan_in_memory(facts: PlanFacts, epochs: Iterable[PlannedEpoch], *, dropped: DroppedSamples) -> Plan:
+def plan_in_memory(
+    facts: PlanFacts,
+    epochs: Iterable[PlannedEpoch],
+    *,
+    dropped: DroppedSamples,
+    progress: Progress | None = None,
+) -> Plan:
     """Build a plan that lives in memory: the same files, byte for byte, as on disk."""
     target = MemoryTarget()
-    header = _write_files(target, facts, epochs, dropped)
+    header = _write_files(target, facts, epochs, dropped, progress)
     return Plan(header, MemoryFiles(target.buffers()))
 
 
 def _write_files(
-    target: Target, facts: PlanFacts, epochs: Iterable[PlannedEpoch], dropped: DroppedSamples
+    target: Target,
+    facts: PlanFacts,
+    epochs: Iterable[PlannedEpoch],
+    dropped: DroppedSamples,
+    progress: Progress | None,
 ) -> dict[str, Any]:
     """Write the tables, then the header; return the header as a reader sees it."""
-    tables = _write_tables(target, facts, epochs, dropped)
+    tables = _write_tables(target, facts, epochs, dropped, progress)
     header: dict[str, Any] = json.loads(json.dumps(tables, allow_nan=False))  # as a reader sees it
     header[HEADER_HASH] = header_hash(header)
     with target.open(schema.HEADER_FILE) as stream:
@@ -91,7 +105,11 @@ def _readable(value: Any, depth: int = 0) -> str:
 
 
 def _write_tables(
-    target: Target, facts: PlanFacts, epochs: Iterable[PlannedEpoch], dropped: DroppedSamples
+    target: Target,
+    facts: PlanFacts,
+    epochs: Iterable[PlannedEpoch],
+    dropped: DroppedSamples,
+    progress: Progress | None,
 ) -> dict[str, Any]:
     """Write all tables; return the header but for its own hash."""
     files: dict[str, dict[str, Any]] = {}
@@ -103,7 +121,7 @@ def _write_tables(
         drops.append(None, dropped)
         for number, epoch in enumerate(epochs):
             name = schema.microbatches_file(number)
-            files[name], tensor_counts = _write_microbatches(tables, name, facts, epoch, shapes)
+            files[name], tensor_counts = _write_microbatches(tables, name, facts, epoch, shapes, progress)
             name = schema.steps_file(number)
             files[name] = _write_steps(tables, name, epoch, totals)
             drops.append(number, epoch.dropped)
@@ -129,6 +147,7 @@ def _write_microbatches(
     facts: PlanFacts,
     epoch: PlannedEpoch,
     shapes: ShapeTable,
+    progress: Progress | None,
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """Write one epoch's micro-batches; return the file's entry and the epoch's counts."""
     sample_id = schema.id_type(facts.num_samples)
@@ -166,6 +185,8 @@ def _write_microbatches(
         counts["num_padded_tokens"] += int(area.sum())
         counts["max_padded_tokens"] = max(counts["max_padded_tokens"], int(area.max(initial=0)))
         shapes.add(np.ones_like(area) if packed else arrays["num_samples"], epoch.padded_seqlens[rows])
+        if progress is not None:
+            progress(rows.stop / num_rows)
     return table.close(), counts
 
 

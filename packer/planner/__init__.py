@@ -8,7 +8,7 @@
 4. ``steps``: micro-batches → rows of whole steps, the remainder, the balance of the ranks; ``draft``: what
    they sum up to.
 5. ``epochs``: epoch after epoch, with the ``shapes`` and the ``lr`` base that all of them share.
-6. ``make_plan``: all of it, into a plan on disk or in memory.
+6. ``make_plan``: all of it, into a plan on disk or in memory; ``progress``: how far it is.
 
 ``PlanConfig`` is imported at once; ``make_plan``, which brings the compiled kernels, when it is first used.
 """
@@ -17,11 +17,12 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 from packer.planner.config import PlanConfig
+from packer.planner.progress import PlanProgress
 
 if TYPE_CHECKING:
     from packer.planner.make_plan import make_plan as make_plan
 
-__all__ = ["PlanConfig", "make_plan"]
+__all__ = ["PlanConfig", "PlanProgress", "make_plan"]
 
 
 def __getattr__(name: str) -> object:

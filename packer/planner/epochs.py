@@ -19,6 +19,7 @@ from packer.planner.orders import Purpose, histogram, key_for
 from packer.planner.packings import pack
 from packer.planner.pieces import IntArray, Pieces
 from packer.planner.pools import pack_by_admission
+from packer.planner.progress import Pace, Phase
 from packer.planner.shapes import choose_shapes, pad_to
 
 
@@ -42,6 +43,8 @@ class EpochPlanner:
     """(N,) of every sample of the source; None for all tokens but each sample's first."""
     admissions: NDArray[np.int64] | None = None
     """(P,) the step, over all epochs, from which on each piece may be used; None without a curriculum."""
+    pace: Pace
+    """Told what is being done."""
 
     def plan_epochs(self) -> tuple[float | None, Iterator[PlannedEpoch]]:
         """Return the base of the learning-rate factor, and the epochs, one at a time in memory.
@@ -66,10 +69,13 @@ class EpochPlanner:
 
         def planned() -> Iterator[PlannedEpoch]:
             if drafts is None:
-                for draft in self._drafts(limits):
+                for epoch, draft in enumerate(self._drafts(limits)):
+                    self.pace.begin(Phase.WRITE, epoch)
                     yield self._finish(draft, limits, survey)
             else:
+                self.pace.begin(Phase.WRITE, 0)
                 yield self._finish(drafts.pop(), limits, survey)
+            self.pace.begin(Phase.FLUSH)
 
         return survey.lr_base, planned()
 
@@ -99,6 +105,7 @@ class EpochPlanner:
 
     def _pack(self, epoch: int, limits: Limits, first_step: int) -> MicroBatches:
         pieces, config = self.pieces, self.config
+        self.pace.begin(Phase.PACK, epoch)
         if self.admissions is None:
             key = key_for(config.seed, epoch, Purpose.SAMPLES)
             microbatches = pack(pieces.lengths, pieces.owners, limits, config, key)
@@ -111,7 +118,9 @@ class EpochPlanner:
                 config,
                 epoch=epoch,
                 first_step=first_step,
+                progress=self.pace.advance,
             )
+        self.pace.begin(Phase.LAY_OUT, epoch)
         if not limits.packed:
             return microbatches
         bound = lower_bound(*histogram(pieces.seqlens), limits)
@@ -125,6 +134,8 @@ class EpochPlanner:
         needs_shapes = self.config.num_shapes is not None and self.config.layout == "packed"
         if not needs_base and not needs_shapes:
             return survey
+        if self.config.epochs > 1:
+            self.pace.survey_first()
         sizes, rooms = [], [np.empty((2, 0), np.int64)]
         for draft in drafts:
             if needs_base:

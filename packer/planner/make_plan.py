@@ -9,6 +9,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from packer.errors import ConfigError, MetricsError
 from packer.metrics import Metrics, open_metrics
+from packer.plan import schema
 from packer.plan.facts import PlanFacts
 from packer.plan.reader import Plan
 from packer.plan.writer import plan_in_memory, write_plan
@@ -16,6 +17,8 @@ from packer.planner.config import PlanConfig
 from packer.planner.curriculum import parse_curriculum
 from packer.planner.epochs import EpochPlanner
 from packer.planner.pieces import Pieces, choose_pieces
+from packer.planner.progress import Listener, Pace
+from packer.publish import check_target
 
 SEQLEN = "seqlen"
 LOSS_TOKENS = "loss_tokens"
@@ -29,6 +32,7 @@ def make_plan(
     metrics: Mapping[str, ArrayLike] | None = None,
     out: str | os.PathLike[str] | None = None,
     overwrite: bool = False,
+    progress: Listener | None = None,
 ) -> Plan:
     """Decide which samples every rank sees in every micro-batch of every step.
 
@@ -41,6 +45,7 @@ def make_plan(
         metrics: further metrics by name, (N,) each, for budgets or a curriculum on them.
         out: the directory to publish. Default: the plan stays in memory, ``Plan.save`` writes it.
         overwrite: replace a plan that is there.
+        progress: told, phase by phase and while rows are written, how far planning is.
 
     Raises:
         ConfigError: options that have no meaning together, or with these lengths.
@@ -48,14 +53,17 @@ def make_plan(
         EmptyPlanError: no step would be left.
         MetricsError: lengths that are not integers from 0, arrays that do not belong together, or a metrics
             directory whose files are not those that were written.
-        TargetExistsError, TargetBusyError, TargetWriteError: see ``published_directory``.
+        TargetExistsError, TargetBusyError, TargetWriteError: see ``check_target``, which is asked before
+            the work begins, and ``published_directory``.
     """
+    _refuse_other_config(config)
+    if out is not None:
+        check_target(out, marker=schema.HEADER_FILE, overwrite=overwrite)
     measured = None
     if isinstance(seqlens, str | os.PathLike):
         seqlens = open_metrics(seqlens)
     if isinstance(seqlens, Metrics):
         measured = seqlens
-        measured.check_files()
         # Several budgets may go without a metric named seqlen: then the first of them leads.
         seqlens = measured.metric(SEQLEN if SEQLEN in measured.names else next(iter(config.budgets)))
         metrics = {name: measured.metric(name) for name in measured.names} | dict(metrics or {})
@@ -72,9 +80,17 @@ def make_plan(
         option = "--max-tokens" if name in config.budgets else "--curriculum"
         have = ", ".join([SEQLEN, *known])
         raise ConfigError(f"{option} names the metric {name}, but there are only {have}; analyze it as well")
+    pace = Pace(progress, num_samples=len(lengths), num_epochs=config.epochs)
+    if measured:
+        pace.advance(0.0)
+        measured.check_files()
     pieces, dropped = choose_pieces(lengths, config, known)
     planner = EpochPlanner(
-        pieces=pieces, config=config, loss_tokens=loss, admissions=_admissions(pieces, config, known)
+        pieces=pieces,
+        config=config,
+        loss_tokens=loss,
+        admissions=_admissions(pieces, config, known),
+        pace=pace,
     )
     lr_base, epochs = planner.plan_epochs()
     facts = PlanFacts(
@@ -88,8 +104,14 @@ def make_plan(
         loss_tokens=_loss_definition(loss is not None, pieces.starts is not None),
     )
     if out is None:
-        return plan_in_memory(facts, epochs, dropped=dropped)
-    return write_plan(out, facts, epochs, dropped=dropped, overwrite=overwrite)
+        return plan_in_memory(facts, epochs, dropped=dropped, progress=pace.advance)
+    return write_plan(out, facts, epochs, dropped=dropped, overwrite=overwrite, progress=pace.advance)
+
+
+def _refuse_other_config(config: object) -> None:
+    if not isinstance(config, PlanConfig):
+        spelt = "PlanConfig(**config)" if isinstance(config, Mapping) else "PlanConfig(max_tokens=…)"
+        raise ConfigError(f"config must be a PlanConfig, not {type(config).__name__}; give packer.{spelt}")
 
 
 def _admissions(

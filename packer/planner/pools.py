@@ -5,6 +5,7 @@ random samples are drawn from it as the steps take, packed, and what the steps d
 that cannot fill a step runs dry: the next difficulty is admitted early, so every sample still has its turn.
 """
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
@@ -50,6 +51,7 @@ def pack_by_admission(
     *,
     epoch: int,
     first_step: int,
+    progress: Callable[[float], None],
 ) -> MicroBatches:
     """Pack the samples of an epoch so that none is used before it is admitted.
 
@@ -61,6 +63,7 @@ def pack_by_admission(
         config: the options.
         epoch: whose random choices are meant.
         first_step: of the epoch, counted over all epochs.
+        progress: told which share of the samples is packed.
 
     Returns:
         The micro-batches in the order in which they are to run; its figures say how often the pool ran dry
@@ -76,7 +79,7 @@ def pack_by_admission(
     raises: list[int] = []
     mean = max(1.0, int(lengths[0].sum(dtype=np.int64)) / len(order))
     per_microbatch = min(limits.max_samples, max(1.0, int(limits.budgets[0]) / mean))
-    step, admitted = first_step, 0
+    step, admitted, num_packed = first_step, 0, 0
 
     def admit_next() -> None:
         nonlocal admitted
@@ -98,6 +101,8 @@ def pack_by_admission(
             parts.append(part)
             step += num_steps
             barriers.append(step - first_step)
+            num_packed += int(part.sizes.sum())
+            progress(num_packed / len(order))
         else:
             pool.add(drawn)
         if num_steps < wanted:

@@ -50,6 +50,10 @@ def _refuse_other_files(path: Path) -> None:
         with path.open("rb") as file:
             start = file.read(64)
     except FileNotFoundError:
+        if not path.absolute().parent.is_dir():
+            raise TargetWriteError(
+                f"cannot write {path}: there is no folder {path.parent}; make it or choose another --html"
+            ) from None
         return
     except OSError as error:
         raise TargetWriteError(f"cannot write {path}: {error.strerror}; choose another --html") from error

@@ -265,12 +265,22 @@ def test_an_existing_target_is_kept_unless_told(tmp_path, lists):
 def test_overwrite_never_removes_the_data(tmp_path):
     (tmp_path / "data").mkdir()
     data = write_lists(tmp_path / "data" / "x.parquet", [[1]])
+    with pytest.raises(TargetExistsError, match="holds no manifest"):
+        packer.analyze(data, out=tmp_path / "data", tokens_column="input_ids", overwrite=True)
+    (tmp_path / "data" / "manifest.json").write_text("{}")
     with pytest.raises(ConfigError, match="holds the data set itself"):
         packer.analyze(data, out=tmp_path / "data", tokens_column="input_ids", overwrite=True)
+    assert data.is_file()
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "thesis.tex").write_text("")
     with pytest.raises(TargetExistsError, match="holds no manifest"):
         packer.analyze(data, out=tmp_path / "other", tokens_column="input_ids", overwrite=True)
+
+
+def test_a_target_is_refused_before_the_data_is_looked_at(tmp_path):
+    (tmp_path / "m").mkdir()
+    with pytest.raises(TargetExistsError, match="exists already"):
+        packer.analyze(tmp_path / "nowhere.parquet", out=tmp_path / "m", tokens_column="input_ids")
 
 
 def test_of_two_runs_into_one_target_one_wins(tmp_path, lists):

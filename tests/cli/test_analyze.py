@@ -9,8 +9,6 @@ import pytest
 from click.testing import CliRunner
 
 from cli.main import cli
-from cli.progress import ProgressDisplay, compact
-from packer.analyzer import Progress
 from packer.metrics import open_metrics
 from tests.word_tokenizer import write_tokenizer
 
@@ -102,34 +100,3 @@ def test_a_missing_source_is_named(tmp_path):
     result = run(tmp_path / "gone.parquet", "--out", tmp_path / "m", "--tokens-column", "x")
     assert result.exit_code == 1
     assert "gone.parquet" in result.stderr
-
-
-def test_off_a_terminal_progress_is_a_line_a_minute(monkeypatch, capsys):
-    now = 1000.0
-    monkeypatch.setattr("cli.progress.monotonic", lambda: now)
-    with ProgressDisplay() as display:
-        for seconds in range(0, 150, 10):
-            now = 1000.0 + seconds
-            done = seconds / 200
-            display(
-                Progress(
-                    stage="measuring",
-                    fraction=done,
-                    num_rows=seconds * 1000,
-                    num_tokens=seconds * 250_000,
-                    seconds=seconds,
-                    seconds_left=None if seconds == 0 else 200 - seconds,
-                )
-            )
-    assert capsys.readouterr().err.splitlines() == [
-        "measuring: 30%, 1.0k rows/s, 250k tokens/s, 140 s left",
-        "measuring: 60%, 1.0k rows/s, 250k tokens/s, 80 s left",
-    ]
-
-
-@pytest.mark.parametrize(
-    ("number", "text"),
-    [(0, "0"), (812.4, "812"), (9_432, "9.4k"), (183e6, "183M"), (2.5e9, "2.5G"), (7e12, "7.0T")],
-)
-def test_compact_numbers(number, text):
-    assert compact(number) == text

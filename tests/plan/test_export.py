@@ -127,6 +127,13 @@ def test_a_plan_without_steps(tmp_path, to):
         assert np.load(tmp_path / "out" / "epoch-00000.npz")["sample_ids"].shape == (0,)
 
 
+def test_a_target_is_refused_before_the_plan_is_read(plan, tmp_path, monkeypatch):
+    (tmp_path / "out").mkdir()
+    monkeypatch.setattr(plan, "epoch", lambda number: pytest.fail("the plan was read"))
+    with pytest.raises(TargetExistsError, match="exists already"):
+        export_plan(plan, tmp_path / "out", to="deepspeed")
+
+
 def test_targets_and_formats(tmp_path):
     plan, _ = plans.whole_plan()
     with pytest.raises(ConfigError, match="--to csv is unknown; choose one of deepspeed, npz, parquet"):
