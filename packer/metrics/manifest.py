@@ -12,6 +12,7 @@ from packer.errors import MetricsError
 MANIFEST_NAME = "manifest.json"
 MANIFEST_FORMAT = "packer-metrics"
 MANIFEST_VERSION = 1
+MANIFEST_HASH = "manifest_sha256"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -72,6 +73,7 @@ class Manifest:
             **asdict(self),
             "fingerprint": self.fingerprint,
         }
+        content[MANIFEST_HASH] = manifest_hash(content)
         text = json.dumps(content, indent=2, ensure_ascii=False)
         (folder / MANIFEST_NAME).write_text(text + "\n", encoding="utf-8")
 
@@ -80,6 +82,12 @@ def fingerprint_of(hashes: Mapping[str, str]) -> str:
     """Hash the hashes of the sample_to_metric files, by path; other files are derived from these."""
     named = sorted((path, sha256) for path, sha256 in hashes.items() if "_sample_to_metric." in path)
     return hashlib.sha256(json.dumps(named).encode()).hexdigest()
+
+
+def manifest_hash(content: Mapping[str, Any]) -> str:
+    """Return the hash of a manifest without its own hash, over one canonical spelling of its JSON."""
+    rest = {key: value for key, value in content.items() if key != MANIFEST_HASH}
+    return hashlib.sha256(json.dumps(rest, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 
 
 def sha256_of(path: Path) -> str:
@@ -103,40 +111,79 @@ def load_manifest(folder: Path) -> Manifest:
     """
     path = folder / MANIFEST_NAME
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = json.loads(path.read_bytes())
     except OSError as error:
         raise MetricsError(f"cannot read {path}: {error.strerror}") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise MetricsError(f"{path} is damaged ({error}); analyze the data set again") from error
     if not isinstance(content, dict) or content.get("format") != MANIFEST_FORMAT:
         raise MetricsError(
             f"{path} is not the manifest of a metrics directory; name the --out of `packer analyze`"
         )
     version = content.get("version")
-    if version != MANIFEST_VERSION:
+    if version != MANIFEST_VERSION or isinstance(version, bool):
         raise MetricsError(
             f"{folder} has metrics format version {version}, this packer reads version {MANIFEST_VERSION}; "
             "analyze the data set again with this packer, or use the one that wrote it"
         )
     try:
-        manifest = Manifest(
-            num_samples=int(content["num_samples"]),
-            num_nulls=int(content["num_nulls"]),
-            num_empties=int(content["num_empties"]),
-            sources=list(content["sources"]),
-            definition=dict(content["definition"]),
-            metrics={name: MetricSummary(**summary) for name, summary in content["metrics"].items()},
-            files=_digests(content["files"]),
-            functions=dict(content["functions"]),
-            tokens=None if content["tokens"] is None else _digests(content["tokens"]),
-        )
-        intact = content["fingerprint"] == manifest.fingerprint
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        intact = content[MANIFEST_HASH] == manifest_hash(content)
+        manifest = _parsed(content)
+        intact &= content["fingerprint"] == manifest.fingerprint
+    except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
         raise MetricsError(f"{path} is damaged ({error!r}); analyze the data set again") from error
     if not intact:
-        raise MetricsError(f"{path} was edited: its fingerprint is not that of its files; analyze again")
+        raise MetricsError(f"{path} was changed after it was written: its hash differs; analyze again")
     return manifest
 
 
+def _parsed(content: Mapping[str, Any]) -> Manifest:
+    """Return a manifest whose every value is of its kind.
+
+    Raises:
+        KeyError, TypeError, ValueError, AttributeError: one is not.
+    """
+    num_samples, num_nulls, num_empties = (
+        _count(content[key]) for key in ("num_samples", "num_nulls", "num_empties")
+    )
+    for name in content["metrics"]:
+        _refuse_other_folders(name, max_parts=1)
+    tokens = content["tokens"]
+    return Manifest(
+        num_samples=num_samples,
+        num_nulls=num_nulls,
+        num_empties=num_empties,
+        sources=[dict(source.items()) for source in content["sources"]],
+        definition=dict(content["definition"].items()),
+        metrics={name: _summary(summary) for name, summary in content["metrics"].items()},
+        files=_digests(content["files"]),
+        functions={name: str(place) for name, place in content["functions"].items()},
+        tokens=None if tokens is None else _digests({name: tokens[name] for name in ("bin", "idx")}),
+    )
+
+
+def _count(value: Any) -> int:
+    if type(value) is not int or value < 0:
+        raise ValueError(f"{value!r} is no count")
+    return value
+
+
+def _summary(content: dict[str, Any]) -> MetricSummary:
+    if any(type(value) is not int for value in content.values()):
+        raise ValueError(f"{content} is no summary")
+    return MetricSummary(**content)
+
+
 def _digests(content: dict[str, dict[str, Any]]) -> dict[str, FileDigest]:
-    return {name: FileDigest(**digest) for name, digest in content.items()}
+    digests = {}
+    for name, digest in content.items():
+        _refuse_other_folders(name, max_parts=2)
+        digests[name] = FileDigest(size=_count(digest["size"]), sha256=str(digest["sha256"]))
+    return digests
+
+
+def _refuse_other_folders(name: str, *, max_parts: int) -> None:
+    """Refuse the path of a file that is not in the metrics directory itself."""
+    parts = name.split("/")
+    if len(parts) > max_parts or "\0" in name or any(part in ("", ".", "..") for part in parts):
+        raise ValueError(f"{name!r} is not a name in this folder")

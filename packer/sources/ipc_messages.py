@@ -49,6 +49,8 @@ def scan_stream(file: BinaryIO, size: int) -> tuple[list[Message], bool]:
                 f"record batch {len(batches)} needs {num_bytes} bytes from byte {offset} on, "
                 f"but the file ends at {size}; it was cut, fetch it again"
             )
+        if (kind == _SCHEMA) != (offset == 0):  # else rows would be missing, and nobody told
+            raise SourceError(f"no record batch at byte {offset}; the file is damaged, fetch it again")
         if kind == _RECORD_BATCH:
             batches.append(Message(offset, num_rows, num_bytes, is_compressed))
         has_dictionaries |= kind == _DICTIONARY

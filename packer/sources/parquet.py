@@ -8,11 +8,12 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+import pyarrow.types as pat
 from numpy.typing import NDArray
 
 from packer.errors import SourceError
 from packer.sources.cache import BatchCache
-from packer.sources.columns import decoded_schema, find_field, split_path
+from packer.sources.columns import decoded_schema, find_field, split_path, take_column
 from packer.sources.location import Location, reading
 from packer.sources.part import BATCH_BYTES, BATCH_ROWS, Columns, Part, Unit, cut_pieces
 
@@ -99,6 +100,7 @@ class ParquetPart(Part):
         for column in columns:
             find_field(self.schema, column, owner=self.location.path)
         num_rows = 0
+        num_values = dict.fromkeys(columns, 0)
         with reading(self.location, f"row group {group}"):
             for batch in self._file.iter_batches(
                 batch_size=self._batch_rows(group, columns),
@@ -107,12 +109,25 @@ class ParquetPart(Part):
                 use_threads=False,
             ):
                 num_rows += batch.num_rows
+                for column in columns:
+                    array = take_column(batch, column)
+                    if pat.is_dictionary(array.type):
+                        array.validate(full=True)  # a damaged page names texts that are not there
+                    num_values[column] += _num_values(array)
                 yield batch
         if num_rows != self._group_rows[group]:
             raise SourceError(
                 f"{self.location.path}, row group {group}: holds {num_rows} rows where its footer promises "
                 f"{self._group_rows[group]}; the file is damaged, fetch it again"
             )
+        for column, found in num_values.items():
+            chunks = [self._metadata.row_group(group).column(leaf) for leaf in self._leaves([column])]
+            # A damaged page may make two rows of one, and pyarrow stops at the promised number of rows.
+            if any(found not in (0, chunk.num_values) for chunk in chunks):
+                raise SourceError(
+                    f"{self.location.path}, row group {group}: column {column!r} has {found} values "
+                    f"where its footer promises {chunks[0].num_values}; the file is damaged, fetch it again"
+                )
 
     def take(self, rows: NDArray[np.int64], columns: Columns, cache: BatchCache) -> list[pa.RecordBatch]:
         """Decode the row groups of the rows, each once; the latest ones stay in a bounded cache."""
@@ -180,3 +195,17 @@ class ParquetPart(Part):
             chunk.total_uncompressed_size for chunk in chunks if chunk.physical_type == "BYTE_ARRAY"
         )
         return int(np.clip(BATCH_BYTES * metadata.num_rows // max(decoded, 1), 1, BATCH_ROWS))
+
+
+def _num_values(array: pa.Array) -> int:
+    """Return how many values Parquet stores of a column of flat lists; 0 of others, which are not counted.
+
+    A list without elements, or a null in its place, is stored as one value.
+    """
+    if not (pat.is_list(array.type) or pat.is_large_list(array.type)) or len(array) == 0:
+        return 0
+    below = array.type.value_type
+    if any(pat.is_nested(kind) for kind in ([f.type for f in below] if pat.is_struct(below) else [below])):
+        return 0
+    offsets = array.offsets.to_numpy()
+    return int(offsets[-1] - offsets[0]) + int(np.count_nonzero(offsets[1:] == offsets[:-1]))

@@ -111,7 +111,9 @@ def _write_arrow(number: int, kind: str, compression: str | None) -> Callable[[P
 def _read_arrow(path: Path, column: str) -> list[Any]:
     content = pa.py_buffer(path.read_bytes())
     is_file = content[:6].to_pybytes() == b"ARROW1"
-    reader = pa.ipc.open_file(content) if is_file else pa.ipc.open_stream(content)
+    opened = pa.ipc.open_file if is_file else pa.ipc.open_stream
+    columns = opened(content).schema.get_all_field_indices(column)
+    reader = opened(content, options=pa.ipc.IpcReadOptions(included_fields=columns))
     batches = [reader.get_batch(n) for n in range(reader.num_record_batches)] if is_file else list(reader)
     values: list[Any] = []
     for batch in batches:

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from packer.errors import MetricsError
 from packer.metrics import Manifest, MetricSummary, open_metrics, write_items, write_sample_to_metric
+from packer.metrics.manifest import manifest_hash
 from packer.mmididx import DEEPSPEED_DTYPES
 from tests import naive
 
@@ -123,7 +124,13 @@ def test_a_metric_that_is_not_there(tmp_path):
 
 def change_manifest(folder, **changes):
     path = folder / "manifest.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+    content = json.loads(path.read_text()) | changes
+    path.write_text(json.dumps(content | {"manifest_sha256": manifest_hash(content)}))
+
+
+def edit_manifest(folder, old, new):
+    path = folder / "manifest.json"
+    path.write_text(path.read_text().replace(old, new))
 
 
 @pytest.mark.parametrize(
@@ -132,7 +139,19 @@ def change_manifest(folder, **changes):
         (lambda f: change_manifest(f, version=2), "format version 2, this packer reads version 1"),
         (lambda f: change_manifest(f, format="other"), "not the manifest of a metrics directory"),
         (lambda f: change_manifest(f, num_samples=4), "has 3 values, manifest.json says 4"),
-        (lambda f: change_manifest(f, files={}), "was edited"),
+        (lambda f: change_manifest(f, files={}), "was changed after it was written"),
+        (lambda f: edit_manifest(f, '"num_nulls": 0', '"num_nulls": 1'), "was changed after it was written"),
+        (lambda f: edit_manifest(f, '"min": 0', '"min": -1'), "was changed after it was written"),
+        (
+            lambda f: change_manifest(f, files={"../x": {"size": 1, "sha256": ""}}),
+            "not a name in this folder",
+        ),
+        (lambda f: change_manifest(f, files={"/x": {"size": 1, "sha256": ""}}), "not a name in this folder"),
+        (lambda f: change_manifest(f, metrics={"..": {}}), "not a name in this folder"),
+        (lambda f: change_manifest(f, num_samples=True), "True is no count"),
+        (lambda f: change_manifest(f, sources=[1]), "is damaged"),
+        (lambda f: change_manifest(f, tokens={"bin": {"size": 1, "sha256": ""}}), "is damaged"),
+        (lambda f: (f / "manifest.json").write_text("[" * 100_000), "is damaged"),
         (lambda f: change_manifest(f, metrics={"seqlen": {}}), "is damaged"),
         (lambda f: change_manifest(f, files={"x": {"size": 1}}), "is damaged"),
         (lambda f: change_manifest(f, metrics={"seqlen": {}, "other": {}}), "is damaged"),

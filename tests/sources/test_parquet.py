@@ -78,6 +78,43 @@ def test_a_flipped_byte_is_found_by_its_checksum(tmp_path):
             read_ids(path)
 
 
+def rows_or_errors(path, column):
+    """Flip some bits of every byte in a file's data; return all that is read, an error as None."""
+    content = path.read_bytes()
+    chunk = pq.read_metadata(path).row_group(0).column(0)
+    start = chunk.dictionary_page_offset or chunk.data_page_offset
+    for at in range(start, start + chunk.total_compressed_size):
+        for bit in (0, 1, 6):
+            path.write_bytes(content[:at] + bytes([content[at] ^ 1 << bit]) + content[at + 1 :])
+            try:
+                source = open_source(path)
+                yield [
+                    row
+                    for unit in source.units()
+                    for batch in source.read(unit, {column: None})
+                    for row in batch[column].to_pylist()
+                ]
+            except SourceError:
+                yield None
+
+
+def test_lists_that_a_damaged_page_cuts_otherwise_are_noticed_where_values_are_left(tmp_path):
+    rows = [[n] * (n % 4) for n in range(1, 16)]
+    pq.write_table(pa.table({"ids": rows}), tmp_path / "a.parquet", compression="none")
+    num_values = sum(max(len(row), 1) for row in rows)
+    outcomes = list(rows_or_errors(tmp_path / "a.parquet", "ids"))
+    assert None in outcomes
+    assert all(sum(max(len(row or []), 1) for row in read) == num_values for read in outcomes if read)
+
+
+def test_a_damaged_page_that_names_texts_which_are_not_there(tmp_path):
+    texts = ["abc"[n % 3] for n in range(20)]
+    pq.write_table(pa.table({"text": texts}), tmp_path / "a.parquet", compression="none")
+    outcomes = list(rows_or_errors(tmp_path / "a.parquet", "text"))
+    assert None in outcomes
+    assert all(len(read) == 20 for read in outcomes if read)
+
+
 def test_a_column_that_is_null_in_the_first_file(tmp_path):
     pq.write_table(pa.table({"ids": pa.nulls(3)}), tmp_path / "1.parquet")
     pq.write_table(pa.table({"ids": [[1, 2]]}), tmp_path / "2.parquet")
