@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -10,6 +10,8 @@ from numpy.typing import NDArray
 
 from packer.errors import PlanError
 from packer.plan import StepRow
+
+Value = TypeVar("Value")
 
 
 @dataclass(kw_only=True, slots=True)  # one is made for each step, and freezing doubles what that costs
@@ -125,10 +127,14 @@ class Batch(dict[str, Any]):
 
     def map_tensors(self, function: Callable[[torch.Tensor], torch.Tensor]) -> "Batch":
         """Return the batch with ``function(tensor)`` for every tensor, those of nested batches too."""
+        return self.map_values(torch.Tensor, function)
+
+    def map_values(self, kind: type[Value], function: Callable[[Value], Any]) -> "Batch":
+        """Return the batch with ``function(value)`` for every value of a kind, in nested batches too."""
         mapped: dict[str, Any] = {}
         for name, value in self.items():
-            if isinstance(value, torch.Tensor):
+            if isinstance(value, kind):
                 mapped[name] = function(value)
             else:
-                mapped[name] = value.map_tensors(function) if isinstance(value, Batch) else value
+                mapped[name] = value.map_values(kind, function) if isinstance(value, Batch) else value
         return Batch(mapped, self.info, self.step)

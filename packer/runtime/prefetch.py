@@ -8,6 +8,7 @@ from torch.utils.data import DataLoader
 
 from packer.errors import PackerError
 from packer.runtime.batch import Batch
+from packer.runtime.parcel import Parcel
 from packer.runtime.progress import Place
 from packer.runtime.reader import MicroBatchReader
 
@@ -58,11 +59,11 @@ def read_in_order(
     """
     if num_workers == 0:
         return _InProcess(reader, schedule, pin_memory=pin_memory)
-    return DataLoader(
+    loader: DataLoader[Parcel | PackerError] = DataLoader(
         reader,  # type: ignore[arg-type]
         batch_size=None,
         sampler=schedule,
-        collate_fn=_as_it_is,  # type: ignore[arg-type]
+        collate_fn=_wrapped,  # type: ignore[arg-type]
         num_workers=num_workers,
         pin_memory=pin_memory,
         persistent_workers=persistent_workers,
@@ -70,6 +71,7 @@ def read_in_order(
         generator=torch.Generator().manual_seed(seed),
         **options,
     )
+    return _InWorkers(loader)
 
 
 class _InProcess:
@@ -89,6 +91,20 @@ def _pinned(batch: ReadBatch) -> ReadBatch:
     return batch if isinstance(batch, PackerError) else batch.pin_memory()
 
 
-def _as_it_is(batch: ReadBatch) -> ReadBatch:
-    """Collate nothing, the reader has done it; a function of the module, since workers are sent its name."""
-    return batch
+class _InWorkers:
+    """Takes what the worker processes made."""
+
+    def __init__(self, loader: "DataLoader[Parcel | PackerError]") -> None:
+        self._loader = loader
+
+    def __iter__(self) -> Iterator[ReadBatch]:
+        return map(_unwrapped, self._loader)
+
+
+# Functions of the module, since workers are sent their names.
+def _wrapped(batch: ReadBatch) -> Parcel | PackerError:
+    return batch if isinstance(batch, PackerError) else Parcel.of(batch)
+
+
+def _unwrapped(parcel: Parcel | PackerError) -> ReadBatch:
+    return parcel if isinstance(parcel, PackerError) else parcel.unpack()
