@@ -4,23 +4,23 @@
 
 - open: ``load_plan``, ``PlanLoader`` and the first batch, of a plan of 1,000 and of 100,000,000 samples;
 - resume: the same with a state at 90% of 1,000,000 micro-batches, beside a start at 0, and the samples read
-for it; - overhead: time per micro-batch of 8,192 tokens, beside torch's ``DataLoader`` with a ready-made list
-of ids and the same
-  collation;
+  for it;
+- overhead: time per micro-batch of 8,192 tokens, beside torch's ``DataLoader`` with a ready-made list of ids
+  and the same collation, read in this process and by one worker; processor time is that of both processes;
 - collate: a packed micro-batch from a memory-mapped token file, beside ``np.copyto`` of the same bytes:
-sample by sample out of
-  the file, and the other tensors whole; and beside ``np.copyto`` of all tensors whole, out of memory.
+  sample by sample out of the file, and the other tensors whole; and beside ``np.copyto`` of all tensors
+  whole, out of memory.
 
-What happens in one process is told in processor time, which a busy machine changes less.
+Contenders take turns in one run. Processor time is told throughout, which a busy machine changes less.
 """
 
 import argparse
 import json
+import multiprocessing
 import platform
-import statistics
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -110,15 +110,18 @@ def _nothing() -> DroppedSamples:
     return DroppedSamples(sample_ids=empty, seqlens=empty, num_tokens=empty, reasons=np.empty(0, np.uint8))
 
 
-def median_of_turns(functions: dict[str, Callable[[], float]], turns: int) -> dict[str, float]:
-    """Call each in turn, so that whatever else the machine does hits all alike; medians in seconds."""
-    times: dict[str, list[float]] = {name: [] for name in functions}
+def median_of_turns(functions: Mapping[str, Callable[[], Any]], turns: int) -> dict[str, Any]:
+    """Call each in turn, so that whatever else the machine does hits all alike; medians in seconds.
+
+    A function that returns several times has the median of each.
+    """
+    times: dict[str, list[Any]] = {name: [] for name in functions}
     for turn in range(turns + 1):
         for name, function in functions.items():
             seconds = function()
             if turn:  # the first turn warms up
                 times[name].append(seconds)
-    return {name: statistics.median(values) for name, values in times.items()}
+    return {name: np.median(values, axis=0).tolist() for name, values in times.items()}
 
 
 def first_batch(path: Path, dataset: MappedTokens, state: dict[str, Any] | None = None) -> float:
@@ -174,27 +177,45 @@ def overhead(folder: Path, tokens: Path, *, microbatches: int) -> dict[str, Any]
             )
             ours = PlanLoader(plan, dataset, num_workers=workers)
 
-            clock = time.perf_counter if workers else time.process_time
-
-            def play_ours(ours: PlanLoader = ours, clock: Callable[[], float] = clock) -> float:
+            def play_ours(ours: PlanLoader = ours) -> None:
                 ours.set_epoch(0)
-                return drain(ours.microbatches(), clock)
+                drain(ours.microbatches())
 
-            def play_theirs(theirs: Any = theirs, clock: Callable[[], float] = clock) -> float:
-                return drain(theirs, clock)
+            def play_theirs(theirs: Any = theirs) -> None:
+                drain(theirs)
 
-            medians = median_of_turns({"torch": play_theirs, "ours": play_ours}, 9)
+            medians = median_of_turns({"torch": Timed(play_theirs), "ours": Timed(play_ours)}, 15)
             name = f"{layout}, {workers} workers"
-            results |= {f"{name}, {who} (µs)": s / microbatches * 1e6 for who, s in medians.items()}
-            results[f"{name}, ratio"] = medians["ours"] / medians["torch"]
+            for at, clock in enumerate(("wall", "processor")):
+                for who, seconds in medians.items():
+                    results[f"{name}, {who}, {clock} (µs)"] = seconds[at] / microbatches * 1e6
+                results[f"{name}, {clock} ratio"] = medians["ours"][at] / medians["torch"][at]
     return results
 
 
-def drain(batches: Iterable[Any], clock: Callable[[], float]) -> float:
-    start = clock()
+class Timed:
+    """Plays a loader: wall seconds, and processor seconds of this process and of the workers it keeps."""
+
+    def __init__(self, play: Callable[[], None]) -> None:
+        self._play = play
+        others = {process.pid for process in multiprocessing.active_children()}
+        play()  # starts them
+        started = [process.pid for process in multiprocessing.active_children() if process.pid not in others]
+        # Linux's number of a process's processor-time clock: what clock_getcpuclockid(3) returns.
+        self._clocks = [(~pid << 3) | 2 for pid in started if pid is not None]
+
+    def __call__(self) -> tuple[float, float]:
+        wall, processor = time.perf_counter(), self._processor_time()
+        self._play()
+        return time.perf_counter() - wall, self._processor_time() - processor
+
+    def _processor_time(self) -> float:
+        return time.process_time() + sum(map(time.clock_gettime, self._clocks))
+
+
+def drain(batches: Iterable[Any]) -> None:
     for _ in batches:
         pass
-    return clock() - start
 
 
 def collate(tokens: Path) -> dict[str, Any]:
@@ -257,7 +278,7 @@ def main() -> None:
         tokens = folder / "tokens.bin"
         np.random.default_rng(0).integers(0, 50_000, 1 << 24, dtype=np.int32).tofile(tokens)
         report["collate"] = collate(tokens)
-        report["overhead"] = overhead(folder, tokens, microbatches=2_000 // (5 if arguments.small else 1))
+        report["overhead"] = overhead(folder, tokens, microbatches=500 if arguments.small else 1_000)
         report["open and resume"] = open_and_resume(
             folder, tokens, big=100_000_000 // divisor, long=1_000_000 // divisor
         )
