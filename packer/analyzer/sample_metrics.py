@@ -20,6 +20,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from packer.arrays import to_numpy
 from packer.errors import ConfigError, PackerError, SourceError
 from packer.samples import LOSS_TOKENS, SEQLEN, LengthDefinition
 
@@ -183,8 +184,8 @@ def vocab_rarity(batch: pa.RecordBatch, vocabulary: NDArray[np.int64]) -> NDArra
     rarity = np.rint(-np.log(seen / vocabulary.sum()) * (1 << _FRACTION_BITS)).astype(np.int64)
     ids = batch[TOKEN_IDS]
     # (tokens + 1,) rarity of all tokens before each
-    before = np.concatenate([[0], np.cumsum(rarity[ids.values.to_numpy()])])
-    ends: NDArray[np.int64] = before[ids.offsets.to_numpy()]
+    before = np.concatenate([[0], np.cumsum(rarity[to_numpy(ids.values)])])
+    ends: NDArray[np.int64] = before[to_numpy(ids.offsets)]
     return np.diff(ends) >> _FRACTION_BITS
 
 

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from packer.analyzer.payload import pack_arrays, unpack_arrays
 from packer.analyzer.sample_metrics import TOKEN_IDS, SampleMetric
+from packer.arrays import to_arrow
 from packer.errors import ColumnError, SourceError
 from packer.samples import LOSS_TOKENS, LengthDefinition, Measurement, measure
 from packer.samples.measure import count_marked
@@ -182,8 +183,8 @@ def _measure(batch: pa.RecordBatch, definition: LengthDefinition, encoded: Encod
 
 def _with_token_ids(batch: pa.RecordBatch, encoded: Encoded) -> pa.RecordBatch:
     """Add the token ids as a column; a column of that name gives way."""
-    offsets = pa.array(np.concatenate([[0], np.cumsum(encoded.lengths)]))
-    column = pa.LargeListArray.from_arrays(offsets, pa.array(encoded.ids))
+    offsets = to_arrow(np.concatenate([[0], np.cumsum(encoded.lengths)]))
+    column = pa.LargeListArray.from_arrays(offsets, to_arrow(encoded.ids))
     if TOKEN_IDS in batch.schema.names:
         batch = batch.drop_columns(TOKEN_IDS)
     return batch.append_column(TOKEN_IDS, column)

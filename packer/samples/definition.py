@@ -165,6 +165,10 @@ class LengthDefinition:
         columns = fields.pop("columns", None)
         if not isinstance(columns, Mapping) or not all(isinstance(name, str) for name in columns.values()):
             raise ConfigError(f"a length definition maps metrics to columns, not {columns!r}")
+        for name, value in fields.items():
+            kinds = bool if name in ("special_tokens", "shift") else str | None
+            if not isinstance(value, kinds):
+                raise ConfigError(f"{name} of a length definition cannot be {value!r}; analyze again")
         try:
             return cls(columns=tuple(columns.items()), **fields)
         except TypeError as error:

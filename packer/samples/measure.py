@@ -1,14 +1,14 @@
-"""From rows to lengths: a record batch in, an int64 array a metric out. No token becomes a Python object."""
+"""From rows to lengths: a record batch in, an array a metric out. No token becomes a Python object."""
 
 from collections.abc import Iterator
 from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.types as pat
 from numpy.typing import NDArray
 
+from packer.arrays import to_numpy
 from packer.errors import ColumnError, SourceError
 from packer.samples.definition import (
     LOSS_TOKENS,
@@ -26,8 +26,8 @@ IGNORED_LABEL = -100
 class Measurement(NamedTuple):
     """Lengths of the rows of one batch, or unit."""
 
-    lengths: dict[str, NDArray[np.int64]]
-    """Metric to (rows,) lengths; the main metric first."""
+    lengths: dict[str, NDArray[np.integer]]
+    """Metric to (rows,) lengths, int64, or int32 where the file counts in it; the main metric first."""
     num_null: int
     """Rows whose main column is null: their length is 0."""
     num_empty: int
@@ -59,9 +59,9 @@ def measure(batch: pa.RecordBatch, definition: LengthDefinition) -> Measurement:
     Raises:
         RowError: a row has no length: a negative one, or labels that do not fit its tokens.
     """
-    lengths: dict[str, NDArray[np.int64]] = {}
-    for metric, column in definition.columns:
-        array = take_column(batch, column)
+    lengths: dict[str, NDArray[np.integer]] = {}
+    arrays = [take_column(batch, column) for _, column in definition.columns]
+    for (metric, column), array in zip(definition.columns, arrays, strict=True):
         if definition.kind == "length":
             lengths[metric] = _integers(array, column)
         elif definition.kind == "text":
@@ -72,12 +72,12 @@ def measure(batch: pa.RecordBatch, definition: LengthDefinition) -> Measurement:
                 lengths[LOSS_TOKENS] = count_marked(mask, lengths[metric], shift=definition.shift)
         else:
             lengths[metric] = ragged(array, column=column).lengths
-    main = definition.columns[0]
-    num_null = take_column(batch, main[1]).null_count
-    num_empty = batch.num_rows - int(np.count_nonzero(lengths[main[0]])) - num_null
+    main = lengths[definition.columns[0][0]]
+    num_null = arrays[0].null_count
+    num_empty = int(np.count_nonzero(main == 0)) - num_null if len(main) and not main.min() else 0
     if definition.labels_column is not None:
         labels = take_column(batch, definition.labels_column)
-        lengths[LOSS_TOKENS] = _count_labels(labels, definition, lengths[main[0]])
+        lengths[LOSS_TOKENS] = _count_labels(labels, definition, main)
     return Measurement(lengths, num_null, num_empty)
 
 
@@ -88,10 +88,12 @@ def _integers(array: pa.Array, column: str) -> NDArray[np.int64]:
         raise ColumnError(
             f"column {column!r} is of type {array.type}, not an integer; name an integer column"
         )
-    if array.type == pa.uint64() and len(array) and (pc.max(array).as_py() or 0) > np.iinfo(np.int64).max:
-        row = int(np.argmax(array.fill_null(0).to_numpy(zero_copy_only=False)))
-        raise RowError(row, f"column {column!r} holds a length over 2^63; correct it")
-    values: NDArray[np.int64] = array.fill_null(0).to_numpy(zero_copy_only=False).astype(np.int64)
+    stored = to_numpy(array)
+    if array.null_count:
+        stored = np.where(valid_rows(array), stored, 0)
+    if stored.dtype == np.uint64 and len(stored) and stored.max() > np.iinfo(np.int64).max:
+        raise RowError(int(stored.argmax()), f"column {column!r} holds a length over 2^63; correct it")
+    values: NDArray[np.int64] = stored.astype(np.int64)
     if len(values) and values.min() < 0:
         row = int(np.argmax(values < 0))
         raise RowError(
@@ -101,7 +103,7 @@ def _integers(array: pa.Array, column: str) -> NDArray[np.int64]:
 
 
 def _count_labels(
-    array: pa.Array, definition: LengthDefinition, seqlens: NDArray[np.int64]
+    array: pa.Array, definition: LengthDefinition, seqlens: NDArray[np.integer]
 ) -> NDArray[np.int64]:
     """(rows,) labels that are not −100, the first of each row left out where labels are shifted."""
     column = str(definition.labels_column)
@@ -122,15 +124,17 @@ def _count_labels(
     first = int(rows.starts[rows.lengths > 0].min())
     last = int((rows.starts + rows.lengths).max())
     values = rows.values.slice(first, last - first)
-    marked = values.fill_null(IGNORED_LABEL).to_numpy(zero_copy_only=False) != IGNORED_LABEL
+    marked = to_numpy(values) != IGNORED_LABEL
+    if values.null_count:
+        marked &= valid_rows(values)
     starts = np.where(rows.lengths > 0, rows.starts - first, 0)
     return count_marked(marked, rows.lengths, starts, shift=definition.shift)
 
 
 def count_marked(
     marked: NDArray[np.bool_],
-    lengths: NDArray[np.int64],
-    starts: NDArray[np.int64] | None = None,
+    lengths: NDArray[np.integer],
+    starts: NDArray[np.integer] | None = None,
     *,
     shift: bool,
 ) -> NDArray[np.int64]:

@@ -7,6 +7,7 @@ import pyarrow as pa
 import pyarrow.types as pat
 from numpy.typing import NDArray
 
+from packer.arrays import to_numpy
 from packer.errors import ColumnError, SourceError
 
 
@@ -25,8 +26,8 @@ class Ragged(NamedTuple):
     """Flat elements, not yet decoded; may hold more than the rows name."""
     starts: NDArray[np.integer]
     """(rows,)"""
-    lengths: NDArray[np.int64]
-    """(rows,) 0 for nulls, whatever lies under them."""
+    lengths: NDArray[np.integer]
+    """(rows,) 0 for nulls, whatever lies under them; of the type of the offsets."""
 
 
 def is_list_type(data_type: pa.DataType) -> bool:
@@ -47,6 +48,8 @@ def ragged(array: pa.Array, *, column: str) -> Ragged:
         ColumnError: the array is no list.
     """
     data_type = array.type
+    starts: NDArray[np.integer]
+    lengths: NDArray[np.integer]
     if pat.is_null(data_type):
         nothing = np.zeros(len(array), np.int64)
         return Ragged(pa.nulls(0), nothing, nothing)
@@ -55,15 +58,10 @@ def ragged(array: pa.Array, *, column: str) -> Ragged:
         starts = (array.offset + np.arange(len(array), dtype=np.int64)) * size
         lengths = np.full(len(array), size, np.int64)
     elif pat.is_list_view(data_type) or pat.is_large_list_view(data_type):
-        starts = array.offsets.to_numpy(zero_copy_only=False).astype(np.int64)
-        lengths = array.sizes.to_numpy(zero_copy_only=False).astype(np.int64)
+        starts = to_numpy(array.offsets).astype(np.int64)
+        lengths = to_numpy(array.sizes).astype(np.int64)
     elif is_list_type(data_type):
-        offsets = array.offsets.to_numpy(zero_copy_only=False)
-        starts, lengths = offsets[:-1], np.subtract(offsets[1:], offsets[:-1], dtype=np.int64)
-        if len(lengths) and lengths.min() < 0:
-            raise RowError(
-                int(lengths.argmin()), f"column {column!r} has damaged offsets; fetch the file again"
-            )
+        starts, lengths = _between(to_numpy(array.offsets), column)
     else:
         raise ColumnError(f"column {column!r} is of type {data_type}, not a list; name a list column")
     if array.null_count:
@@ -71,7 +69,16 @@ def ragged(array: pa.Array, *, column: str) -> Ragged:
     return Ragged(array.values, starts, lengths)
 
 
+def _between(offsets: NDArray[np.integer], column: str) -> tuple[NDArray[np.integer], NDArray[np.integer]]:
+    """Return where rows start and how long they are; the difference of two offsets below 0 might overflow."""
+    starts = offsets[:-1]
+    lengths = np.subtract(offsets[1:], starts)
+    if len(lengths) and (offsets.min() < 0 or lengths.min() < 0):
+        row = int(np.argmax((starts < 0) | (offsets[1:] < starts)))
+        raise RowError(row, f"column {column!r} has damaged offsets; fetch the file again")
+    return starts, lengths
+
+
 def valid_rows(array: pa.Array) -> NDArray[np.bool_]:
     """(rows,) False where the array is null."""
-    valid: NDArray[np.bool_] = array.is_valid().to_numpy(zero_copy_only=False)
-    return valid
+    return to_numpy(array.is_valid())

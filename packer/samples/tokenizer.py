@@ -18,9 +18,10 @@ import pyarrow.compute as pc
 import pyarrow.types as pat
 from numpy.typing import NDArray
 
+from packer.arrays import to_numpy
 from packer.errors import ConfigError, MissingExtraError
 from packer.samples.fast_count import ProvenCounter
-from packer.samples.ragged import RowError
+from packer.samples.ragged import RowError, valid_rows
 
 Counter = Literal["tokenizers", "gigatoken"]
 
@@ -139,7 +140,9 @@ def _groups(texts: pa.Array) -> Iterator[tuple[NDArray[np.int64], list[str]]]:
     """Yield (row numbers, texts) of the rows that are not null, about `GROUP_BYTES` at a time."""
     if pat.is_null(texts.type):
         return
-    valid = np.flatnonzero(texts.is_valid().to_numpy(zero_copy_only=False))
+    if pat.is_dictionary(texts.type) and texts.dictionary.null_count:
+        texts = texts.dictionary_decode()  # a text may be null in either place
+    valid = np.flatnonzero(valid_rows(texts))
     # (valid rows + 1,) bytes of text before each
     before = np.concatenate([[0], np.cumsum(_text_bytes(texts)[valid])])
     start = 0
@@ -156,14 +159,15 @@ def _groups(texts: pa.Array) -> Iterator[tuple[NDArray[np.int64], list[str]]]:
         start = stop
 
 
-def _text_bytes(texts: pa.Array) -> NDArray[np.int64]:
+def _text_bytes(texts: pa.Array) -> NDArray[np.integer]:
+    """(rows,) bytes of each text; of a null anything."""
     if pat.is_dictionary(texts.type):
-        sizes = _text_bytes(texts.dictionary)
-        return np.where(texts.is_valid(), np.append(sizes, 0)[texts.indices.fill_null(len(sizes))], 0)
+        sizes = np.append(_text_bytes(texts.dictionary), 0)
+        taken: NDArray[np.integer] = sizes[np.where(valid_rows(texts), to_numpy(texts.indices), -1)]
+        return taken
     if pat.is_string_view(texts.type):
         texts = texts.cast(pa.large_string())
-    sizes = pc.binary_length(texts).fill_null(0)
-    return np.asarray(sizes, dtype=np.int64)
+    return to_numpy(pc.binary_length(texts))
 
 
 def _is_unicode(text: pa.Scalar) -> bool:

@@ -7,9 +7,10 @@ import pyarrow as pa
 import pyarrow.types as pat
 from numpy.typing import NDArray
 
+from packer.arrays import to_arrow, to_numpy
 from packer.errors import ColumnError, ConfigError
 from packer.samples.definition import LengthDefinition, chat_tokenizer, check_text, text_tokenizer
-from packer.samples.ragged import Ragged, RowError, is_list_type, ragged
+from packer.samples.ragged import Ragged, RowError, is_list_type, ragged, valid_rows
 from packer.sources import Source, find_field, storage_type, take_column
 
 _NULL_ELEMENT = "holds a null among its elements; token ids are never null, correct it"
@@ -20,7 +21,7 @@ class Encoded(NamedTuple):
 
     ids: NDArray[Any]
     """(tokens,) in the type they are stored in; int32 where they come from a tokenizer."""
-    lengths: NDArray[np.int64]
+    lengths: NDArray[np.integer]
     """(rows,)"""
     mask: NDArray[np.bool_] | None = None
     """(tokens,) which tokens are trained on, where a chat template says so."""
@@ -61,12 +62,12 @@ def gather(rows: Ragged, column: str) -> NDArray[Any]:
     if (starts == starts[0] + before[:-1]).all():  # end to end already
         values = rows.values.slice(int(starts[0]), int(before[-1]))
     else:
-        values = rows.values.take(pa.array(np.repeat(starts - before[:-1], lengths) + np.arange(before[-1])))
+        values = rows.values.take(to_arrow(np.repeat(starts - before[:-1], lengths) + np.arange(before[-1])))
     if values.null_count:
-        at = int(np.argmin(values.is_valid().to_numpy(zero_copy_only=False)))
+        at = int(np.argmin(valid_rows(values)))
         row = int(filled[np.searchsorted(before, at, side="right") - 1])
         raise RowError(row, f"column {column!r} {_NULL_ELEMENT}")
-    return np.array(values.to_numpy(zero_copy_only=False))
+    return np.array(to_numpy(values))
 
 
 def values_of_row(row: pa.Scalar, column: str, start: int, stop: int | None) -> NDArray[Any]:
@@ -83,7 +84,7 @@ def values_of_row(row: pa.Scalar, column: str, start: int, stop: int | None) -> 
         raise RowError(0, f"column {column!r} {_NULL_ELEMENT}")
     if not len(values):
         return np.zeros(0, np.int64)
-    return np.array(values.to_numpy(zero_copy_only=False))
+    return np.array(to_numpy(values))
 
 
 def check_list_of_numbers(source: Source, column: str) -> None:

@@ -13,6 +13,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from packer.arrays import to_arrow
 from packer.errors import SourceError
 from packer.mmididx import DEEPSPEED_DTYPES, MEGATRON_DTYPES, IndexFile, read_index
 from packer.sources.cache import BatchCache
@@ -110,7 +111,7 @@ class IndexedPart(Part):
         if self.location.is_remote:
             return pa.nulls(num_values)
         if num_values == 0:
-            return pa.array([], pa.from_numpy_dtype(self._dtype))
+            return to_arrow(np.zeros(0, self._dtype))
         with self._data.open_arrow(mapped=True) as file, reading(self._data):
             buffers = [None, file.read_buffer(num_values * self._dtype.itemsize)]
         return pa.Array.from_buffers(pa.from_numpy_dtype(self._dtype), num_values, buffers)
@@ -127,7 +128,7 @@ class IndexedPart(Part):
         start = int(self._index.pointers[row])
         stop = start + int(self._index.sizes[row]) * self._dtype.itemsize
         values = np.frombuffer(self._data.read(start, stop), self._dtype)
-        lists = pa.LargeListArray.from_arrays(np.array([0, len(values)]), pa.array(values))
+        lists = pa.LargeListArray.from_arrays(to_arrow(np.array([0, len(values)])), to_arrow(values))
         return pa.RecordBatch.from_arrays([lists], names=[TOKENS_COLUMN])
 
 
