@@ -85,9 +85,14 @@ def fingerprint_of(hashes: Mapping[str, str]) -> str:
 
 
 def manifest_hash(content: Mapping[str, Any]) -> str:
-    """Return the hash of a manifest without its own hash, over one canonical spelling of its JSON."""
+    """Return the hash of a manifest without its own hash, over one canonical spelling of its JSON.
+
+    Raises:
+        ValueError: it holds what is no JSON, such as NaN.
+    """
     rest = {key: value for key, value in content.items() if key != MANIFEST_HASH}
-    return hashlib.sha256(json.dumps(rest, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+    text = json.dumps(rest, sort_keys=True, separators=(",", ":"), allow_nan=False)
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def sha256_of(path: Path) -> str:

@@ -139,7 +139,8 @@ def _integers(name: str, values: ArrayLike, num_samples: int | None) -> NDArray[
         raise MetricsError(f"{name} must be one integer a sample, not {array.dtype} of shape {array.shape}")
     if num_samples is not None and len(array) != num_samples:
         raise MetricsError(f"{name} has {len(array)} values for {num_samples} samples; analyze both together")
-    return array
+    # DeepSpeed stores lengths in the smallest type that holds them: one that the limits need not fit.
+    return array.astype(np.int32) if array.dtype.itemsize < 4 else array
 
 
 def _loss_definition(has_labels: bool, is_cut: bool) -> str | None:
