@@ -15,6 +15,8 @@ FILE_MAGIC = b"ARROW1"
 _SCHEMA, _DICTIONARY, _RECORD_BATCH = 1, 2, 3
 _CONTINUATION = b"\xff\xff\xff\xff"
 _MAX_METADATA = 256 << 20
+_LOOKED_AT_BEHIND = 1 << 16
+"""Bytes after the end-of-stream mark: damage may make one, and rows would be missing."""
 
 
 class Message(NamedTuple):
@@ -42,6 +44,11 @@ def scan_stream(file: BinaryIO, size: int) -> tuple[list[Message], bool]:
     while offset < size:
         header = _read_header(file, offset, size)
         if header is None:
+            file.seek(offset)
+            if file.read(_LOOKED_AT_BEHIND).strip(b"\0\xff"):
+                raise SourceError(
+                    f"the stream ends at byte {offset}, but the file at {size}; it is damaged, fetch it again"
+                )
             break
         kind, num_rows, num_bytes, is_compressed = header
         if offset + num_bytes > size:

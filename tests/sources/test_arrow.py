@@ -103,6 +103,32 @@ def test_flipped_bytes_are_an_error_or_lengths_that_ids_have(tmp_path, kind):
     assert set(outcomes) == {"lengths", "error"}
 
 
+@pytest.mark.parametrize("kind", FORMATS)
+def test_eight_bytes_of_zeros_are_an_error_or_what_a_full_check_lets_pass(tmp_path, kind):
+    path = write(tmp_path / "a.arrow", table_of(30), kind)
+    content = path.read_bytes()
+    definition = LengthDefinition.by_tokens("ids")
+    outcomes = []
+    for at in range(0, len(content), 8):
+        path.write_bytes(content[:at] + bytes(8) + content[at + 8 :])
+        try:
+            source = open_source(path)
+            check_definition(source, definition)
+            parts = [m for unit in source.units() for m in measure_unit(source, unit, definition)]
+        except SourceError:
+            outcomes.append("error")
+            continue
+        opened = pa.ipc.open_file if kind == "file" else pa.ipc.open_stream
+        table = opened(pa.py_buffer(path.read_bytes())).read_all().select(["ids"])
+        table.validate(full=True)
+        assert [n for m in parts for n in m.lengths["seqlen"].tolist()] == [
+            len(ids or []) for ids in table["ids"].to_pylist()
+        ]
+        assert table.num_rows == 30  # no end in the middle
+        outcomes.append("lengths")
+    assert set(outcomes) == {"lengths", "error"}
+
+
 def test_an_indices_mapping_is_refused(tmp_path):
     table = pa.table({"indices": pa.array([2, 0, 1], pa.uint64())})
     with pytest.raises(SourceError, match="indices mapping"):
