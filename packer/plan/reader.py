@@ -28,7 +28,8 @@ def load_plan(path: str | os.PathLike[str]) -> "Plan":
         PlanError: no plan, one of another version, or one with a missing, foreign or truncated file.
     """
     folder = Path(path)
-    plan = Plan(read_header(folder), FolderFiles(folder))
+    files = FolderFiles(folder)
+    plan = Plan(read_header(folder), files)
     plan.check_files()
     return plan
 

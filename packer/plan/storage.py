@@ -11,14 +11,17 @@ from numpy.typing import NDArray
 
 from packer.errors import PlanError
 from packer.plan import schema
-from packer.plan.digest import batch_digest, validate
+from packer.plan.digest import HEADER_HASH, batch_digest, validate
+from packer.plan.header import read_header
 
 
 class FolderFiles:
     """Files of a plan directory, memory-mapped."""
 
     def __init__(self, folder: Path) -> None:
+        """Take a folder, before its header is read."""
         self.folder = folder
+        self._stamp = self._header_stamp()
 
     def describe(self, name: str) -> str:
         """Return how messages call the file."""
@@ -35,6 +38,28 @@ class FolderFiles:
         except OSError as error:
             raise PlanError(f"cannot read {path}: {error}") from error
 
+    def check_header(self, header: Mapping[str, Any]) -> None:
+        """Check, once a file is mapped, that it lies beside the header that was read: plans may be replaced.
+
+        Raises:
+            PlanError: another plan stands under this name now.
+        """
+        stamp = self._header_stamp()
+        if stamp == self._stamp:
+            return
+        if read_header(self.folder)[HEADER_HASH] != header[HEADER_HASH]:
+            raise PlanError(
+                f"{self.folder} was replaced by another plan while it was in use; start the run again"
+            )
+        self._stamp = stamp
+
+    def _header_stamp(self) -> tuple[int, ...] | None:
+        try:
+            status = (self.folder / schema.HEADER_FILE).stat()
+        except OSError:  # read_header says it better
+            return None
+        return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
+
 
 class MemoryFiles:
     """Files of a plan that was never on disk."""
@@ -49,6 +74,9 @@ class MemoryFiles:
     def buffer(self, name: str) -> pa.Buffer:
         """Return one file."""
         return self._buffers[name]
+
+    def check_header(self, header: Mapping[str, Any]) -> None:
+        """Do nothing: nobody else can replace them."""
 
 
 class PlanTable:
@@ -65,6 +93,7 @@ class PlanTable:
         self.rows_per_batch: int = entry["rows_per_batch"]
         self._digests: list[str] = entry["batch_digests"]
         self._buffer = files.buffer(name)
+        files.check_header(header)
         if self._buffer.size != entry["size"]:
             raise PlanError(
                 f"{self.name} has {self._buffer.size} bytes, plan.json says {entry['size']}; "

@@ -3,11 +3,12 @@
 import json
 import pickle
 import shutil
+from dataclasses import replace
 
 import pytest
 
 from packer.errors import PlanError, TargetExistsError
-from packer.plan import Plan, load_plan, schema
+from packer.plan import Plan, load_plan, schema, write_plan
 from packer.plan.storage import PlanTable
 from tests import plans
 
@@ -131,6 +132,21 @@ def test_a_large_record_batch_is_checked_once_a_second_row_is_asked_for(folder, 
         list(epoch.steps())
 
 
+def test_a_plan_of_the_same_shape_that_takes_the_place_of_one_in_use_is_noticed(tmp_path, monkeypatch):
+    monkeypatch.setattr(PlanTable, "CHECKED_AT_ONCE", 0)  # every record batch is a large one
+    monkeypatch.setattr(Plan, "OPEN_TABLES", 1)
+    facts, epochs = plans.many_rows(50, 2)
+    other = [replace(epoch, sample_ids=epoch.sample_ids[::-1].copy()) for epoch in epochs]
+    before = write_plan(tmp_path / "plan", facts, epochs, dropped=plans.drops())
+    first = before.epoch(0)
+    write_plan(tmp_path / "plan", facts, other, dropped=plans.drops(), overwrite=True)
+    assert first.microbatch(1).sample_ids.tolist() == [2, 3]
+    with pytest.raises(PlanError, match="replaced by another plan while it was in use"):
+        before.epoch(1)
+    write_plan(tmp_path / "plan", facts, epochs, dropped=plans.drops(), overwrite=True)
+    assert before.epoch(1).microbatch(1).sample_ids.tolist() == [2, 3]  # it came back
+
+
 def test_a_plan_replaced_between_processes_is_noticed(folder):
     data = pickle.dumps(load_plan(folder))
     plan, _ = plans.copying_plan("keep")
@@ -150,8 +166,14 @@ def test_a_running_reader_keeps_its_plan_or_stops(folder, monkeypatch):
     other.save(folder, overwrite=True)
     assert first.microbatch(0).sample_ids.tolist() == ids
     for epoch in (0, 1):
-        with pytest.raises(PlanError, match=r"plan.json says|is missing"):
+        with pytest.raises(PlanError, match=r"replaced by another plan|is missing"):
             before.epoch(epoch)
+
+
+def test_plans_and_epochs_in_a_line(folder):
+    plan = load_plan(folder)
+    assert repr(plan) == f"Plan({folder}, padded, 2 epochs, {plan.fingerprint[:12]})"
+    assert repr(plan.epoch(0)) == "Epoch(2 steps, 4 micro-batches)"
 
 
 def test_epochs_that_are_not_planned(folder):
