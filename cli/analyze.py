@@ -14,6 +14,7 @@ from packer.analyzer import analyze as analyze_source
 from packer.errors import ConfigError
 from packer.metrics import Manifest
 from packer.samples import SEQLEN
+from packer.wording import counted
 
 from .options import GroupedCommand, grouped
 from .progress import ProgressDisplay, compact
@@ -163,8 +164,13 @@ def _columns(option: str, values: tuple[str, ...]) -> str | dict[str, str] | Non
 def _for_people(result: AnalyzeResult, prefix: Path | None) -> str:
     manifest = result.manifest
     lines = [
-        f"{manifest.num_samples:,} samples, {result.main.total:,} tokens; measured in {result.seconds:.1f} s"
-        + (f" ({result.num_units_reused} units from an earlier run)" if result.num_units_reused else "")
+        f"{counted(manifest.num_samples, 'sample')}, {counted(result.main.total, 'token')}; measured in "
+        f"{result.seconds:.1f} s"
+        + (
+            f" ({counted(result.num_units_reused, 'unit')} from an earlier run)"
+            if result.num_units_reused
+            else ""
+        )
     ]
     width = max(map(len, manifest.metrics))
     for name, summary in manifest.metrics.items():
@@ -172,7 +178,9 @@ def _for_people(result: AnalyzeResult, prefix: Path | None) -> str:
             f"  {name:<{width}}  min {summary.min:,}, median {summary.median:,}, p99 {summary.p99:,}, "
             f"max {summary.max:,}"
         )
-    lines.append(f"  {manifest.num_nulls:,} samples are null, {manifest.num_empties:,} empty: of length 0")
+    are = "is" if manifest.num_nulls == 1 else "are"
+    nulls = counted(manifest.num_nulls, "sample")
+    lines.append(f"  {nulls} {are} null, {manifest.num_empties:,} empty: of length 0")
     if prefix is not None:
         lines.append(f"Token files: {prefix}.bin, {prefix}.idx")
     lines += [f"Warning: {warning}" for warning in result.warnings]

@@ -9,6 +9,7 @@ import click
 
 from packer.plan import load_plan
 from packer.plan.export import ExportFormat, export_plan
+from packer.wording import counted
 
 _HOW_TO_READ = {
     "deepspeed": "json.load(open({file!r})): microbatch_ids, batch_sizes, batch_max_seqlens",
@@ -43,5 +44,5 @@ def export(plan: Path, to: ExportFormat, out: Path | None, overwrite: bool, as_j
         click.echo(json.dumps(result))
     else:
         first = max(names)
-        click.echo(f"{shlex.quote(str(out))}: {len(names)} files")
+        click.echo(f"{shlex.quote(str(out))}: {counted(len(names), 'file')}")
         click.echo(f"Next: {_HOW_TO_READ[to].format(file=str(out / first))}")

@@ -9,6 +9,7 @@ import click
 from packer.analyzer import verify_source
 from packer.metrics import open_metrics
 from packer.plan import Verified, load_plan, verify_plan
+from packer.wording import counted
 
 from .progress import ProgressDisplay
 
@@ -62,13 +63,13 @@ def verify(
 def _for_people(plan: Path, checked: Verified, measured: int) -> str:
     lines = [
         f"{plan}: every invariant holds",
-        f"  {checked.num_files} files as written; {checked.num_steps:,} steps in {checked.num_epochs} "
-        f"epoch{'s' if checked.num_epochs > 1 else ''}",
-        f"  {checked.num_microbatches:,} micro-batches within bounds; {checked.num_samples:,} samples "
-        "planned once an epoch, or dropped with a reason",
+        f"  {counted(checked.num_files, 'file')} as written; {counted(checked.num_steps, 'step')} in "
+        f"{counted(checked.num_epochs, 'epoch')}",
+        f"  {counted(checked.num_microbatches, 'micro-batch')} within bounds; "
+        f"{counted(checked.num_samples, 'sample')} planned once an epoch, or dropped with a reason",
     ]
     if checked.with_metrics:
         lines.append("  every length as in the metrics")
     if measured:
-        lines.append(f"  {measured:,} samples of the source measured again: lengths as planned")
+        lines.append(f"  {counted(measured, 'sample')} of the source measured again: lengths as planned")
     return "\n".join(lines)

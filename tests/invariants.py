@@ -54,14 +54,16 @@ def check(folder, seqlens=None, loss_tokens=None):
     if seqlens is not None:
         assert len(seqlens) == header["num_samples"]
         assert int(np.sum(seqlens, dtype=np.int64)) == header["num_tokens"]
-    shapes, steps_of_all, samples_before, tokens_before = set(), [], 0, 0
+    shapes, steps_of_all, samples_before, tokens_before = defaultdict(list), [], 0, 0
     for epoch in range(header["num_epochs"]):
         rows, _ = read(folder / f"epoch-{epoch:05d}" / "microbatches.arrow")
         steps, _ = read(folder / f"epoch-{epoch:05d}" / "steps.arrow")
         assert len(rows) == len(steps) * config["dp_size"] * config["grad_accum"], "E micro-batches a step"
         for at, row in enumerate(rows):
             check_row(at, row, config)
-            shapes.add(row["padded_seqlen"])
+            height = 1 if config["layout"] == "packed" else row["num_samples"]
+            real = 0 if row["is_filler"] else row["num_tokens"]
+            shapes[height, row["padded_seqlen"]].append(real)
             if seqlens is not None:
                 check_lengths(row, seqlens)
         by_step = defaultdict(list)
@@ -81,7 +83,14 @@ def check(folder, seqlens=None, loss_tokens=None):
         check_drops(mine, config)
         check_counts(rows, [row for row in mine if row["epoch"] == epoch], header["epochs"][epoch])
     if config.get("num_shapes") is not None:
-        assert len(shapes) <= config["num_shapes"]
+        assert len({padded for _, padded in shapes}) <= config["num_shapes"]
+    if header["shapes"] is None:
+        assert len(shapes) > 256, "a table of shapes is missing"
+    else:
+        stated = {
+            (s["num_rows"], s["padded_seqlen"]): (s["count"], s["num_tokens"]) for s in header["shapes"]
+        }
+        assert stated == {shape: (len(real), sum(real)) for shape, real in shapes.items()}
     check_learning_rates(steps_of_all, config, header)
     return header
 

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from packer.errors import MetricsError
 from packer.metrics.manifest import MANIFEST_NAME, Manifest, fingerprint_of, load_manifest, sha256_of
 from packer.mmididx import DEEPSPEED_DTYPES, MEGATRON_DTYPES, IndexFile, read_index
+from packer.wording import counted
 
 _CHUNK_ITEMS = 1 << 20
 
@@ -48,6 +49,11 @@ class Metrics:
     def fingerprint(self) -> str:
         """Hash over the sample_to_metric files; without a manifest it is computed on first use."""
         return self.manifest.fingerprint if self.manifest else fingerprint_of(self._hashes())
+
+    def __repr__(self) -> str:
+        origin = "" if self.manifest else ", without a manifest"
+        samples = counted(self.num_samples, "sample")
+        return f"Metrics({self.path}, {samples}, {', '.join(self.names)}{origin})"
 
     def metric(self, name: str) -> NDArray[np.integer]:
         """Map one metric: (num_samples,) integers of the type it was stored in.

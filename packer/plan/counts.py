@@ -10,7 +10,7 @@ from packer.plan.epoch import DROP_REASONS, DroppedSamples
 
 
 class ShapeTable:
-    """How many micro-batches have each shape (B, S), while there are few enough to list.
+    """Which shapes (B, S) micro-batches have, while there are few enough to list.
 
     A plan that was asked for few lengths lists its shapes whatever their number, another one a screenful.
     """
@@ -21,18 +21,29 @@ class ShapeTable:
     def __init__(self, config: Mapping[str, Any]) -> None:
         asked = config.get("num_shapes") is not None or config.get("fixed_seqlen") is not None
         self._most = self.MOST_WHERE_ASKED if asked else self.MOST
-        self._counts: dict[tuple[int, int], int] | None = {}
+        # shape -> micro-batches, real tokens
+        self._counts: dict[tuple[int, int], tuple[int, int]] | None = {}
 
-    def add(self, num_rows: NDArray[np.integer], padded_seqlens: NDArray[np.int32]) -> None:
-        """Count micro-batches: (M,) rows of each tensor, and their length."""
+    def add(
+        self,
+        num_rows: NDArray[np.integer],
+        padded_seqlens: NDArray[np.int32],
+        real_tokens: NDArray[np.int64],
+    ) -> None:
+        """Count micro-batches: (M,) rows of each tensor, their length, and the tokens that are no padding."""
         if self._counts is None:
             return
-        keys, counts = np.unique(
-            num_rows.astype(np.int64) << 32 | padded_seqlens.astype(np.int64), return_counts=True
+        keys, inverse, counts = np.unique(
+            num_rows.astype(np.int64) << 32 | padded_seqlens.astype(np.int64),
+            return_inverse=True,
+            return_counts=True,
         )
-        for key, count in zip(keys.tolist(), counts.tolist(), strict=True):
+        tokens = np.zeros(len(keys), np.int64)
+        np.add.at(tokens, inverse, real_tokens)
+        for key, count, real in zip(keys.tolist(), counts.tolist(), tokens.tolist(), strict=True):
             shape = (key >> 32, key & 0xFFFFFFFF)
-            self._counts[shape] = self._counts.get(shape, 0) + count
+            before = self._counts.get(shape, (0, 0))
+            self._counts[shape] = (before[0] + count, before[1] + real)
         if len(self._counts) > self._most:
             self._counts = None
 
@@ -40,8 +51,11 @@ class ShapeTable:
         """Return the table by falling count, or None where there are too many."""
         if self._counts is None:
             return None
-        ordered = sorted(self._counts.items(), key=lambda item: (-item[1], item[0]))
-        return [{"num_rows": b, "padded_seqlen": s, "count": count} for (b, s), count in ordered]
+        ordered = sorted(self._counts.items(), key=lambda item: (-item[1][0], item[0]))
+        return [
+            {"num_rows": b, "padded_seqlen": s, "count": count, "num_tokens": tokens}
+            for (b, s), (count, tokens) in ordered
+        ]
 
 
 def rank_imbalance(costs: NDArray[np.int64], dp_size: int) -> float:

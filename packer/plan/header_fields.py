@@ -8,6 +8,7 @@ from typing import Any
 
 from packer.plan import schema
 from packer.plan.epoch import DROP_REASONS
+from packer.wording import counted
 
 Fits = Callable[[Any], bool]
 
@@ -52,7 +53,8 @@ def _contradictions(header: Mapping[str, Any]) -> Iterator[str]:
         rows = files[schema.microbatches_file(number)]["num_rows"]
         steps = files[schema.steps_file(number)]["num_rows"]
         if rows != steps * per_step:
-            yield f"epoch {number} has {rows} micro-batches, {steps} steps of {per_step} were planned"
+            planned = f"{counted(steps, 'step')} of {per_step} planned"
+            yield f"epoch {number} has {counted(rows, 'micro-batch')}, {planned}"
         if counts["num_steps"] != steps or counts["num_microbatches"] != rows:
             yield f"epochs[{number}] counts other steps and micro-batches than its files have rows"
 
@@ -176,7 +178,12 @@ _EPOCH: dict[str, Fits] = {
     "figures": lambda value: isinstance(value, dict) and all(map(_is_number, value.values())),
 }
 _LOSSES: dict[str, Fits] = {"num_samples": _is_count, "num_tokens": _is_count}
-_SHAPE: dict[str, Fits] = {"num_rows": _is_count, "padded_seqlen": _is_count, "count": _is_count}
+_SHAPE: dict[str, Fits] = {
+    "num_rows": _is_count,
+    "padded_seqlen": _is_count,
+    "count": _is_positive,
+    "num_tokens": _is_count,
+}
 _FILE: dict[str, Fits] = {
     "size": _is_count,
     "sha256": _is_hash,

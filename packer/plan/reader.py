@@ -16,6 +16,7 @@ from packer.plan.rows import Dropped, MicroBatch, MicroBatches, StepRow, Steps
 from packer.plan.storage import FolderFiles, MemoryFiles, PlanTable
 from packer.plan.tables import FolderTarget
 from packer.publish import published_directory
+from packer.wording import counted
 
 
 def load_plan(path: str | os.PathLike[str]) -> "Plan":
@@ -101,7 +102,8 @@ class Plan:
         """
         if not 0 <= epoch < self.num_epochs:
             raise PlanError(
-                f"epoch {epoch} is not planned: the plan has {self.num_epochs}; plan with --epochs"
+                f"epoch {epoch} is not planned: the plan has {counted(self.num_epochs, 'epoch')}, from 0; "
+                "plan more with --epochs"
             )
         return Epoch(
             self._table(schema.microbatches_file(epoch)),
@@ -174,7 +176,8 @@ class Plan:
 
     def __repr__(self) -> str:
         place = self.path or "in memory"
-        return f"Plan({place}, {self.layout}, {self.num_epochs} epochs, {self.fingerprint[:12]})"
+        epochs = counted(self.num_epochs, "epoch")
+        return f"Plan({place}, {self.layout}, {epochs}, {self.fingerprint[:12]})"
 
 
 class Epoch:
@@ -260,6 +263,10 @@ class Epoch:
                     if name not in ("first_step", "num_loss_tokens")
                 },
             )
+
+    def __repr__(self) -> str:
+        steps, microbatches = counted(self.num_steps, "step"), counted(self.num_microbatches, "micro-batch")
+        return f"Epoch({steps}, {microbatches})"
 
     def _by_metric(self, columns: Mapping[str, NDArray[Any]]) -> Iterator[tuple[str, NDArray[np.int32]]]:
         return ((metric, columns[schema.PADDED_SEQLEN_PREFIX + metric]) for metric in self._metrics)

@@ -1,5 +1,6 @@
 """What must hold for every micro-batch on its own, and for the shapes of a step's micro-batches."""
 
+import json
 import math
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -8,8 +9,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from packer.errors import InvariantError
+from packer.plan.counts import ShapeTable
 from packer.plan.reader import Plan
 from packer.plan.rows import MicroBatches
+from packer.wording import counted
 
 Columns = NDArray[Any]
 
@@ -25,7 +28,8 @@ class RowRules:
         self._config = plan.config
         self._metric = seqlens
         self._multiple = math.lcm(self._config.get("sp_size", 1), self._config.get("pad_multiple", 1))
-        self._shapes: set[int] = set()
+        self._lengths: set[int] = set()
+        self._shapes = ShapeTable(self._config)
         self._last: tuple[int, int, int] | None = None  # step, B and S of the row before
 
     def check(self, epoch: int, table: MicroBatches) -> None:
@@ -44,15 +48,22 @@ class RowRules:
         self._check_budget(checked)
         self._check_limits(checked)
         self._check_same_shape(checked)
-        self._shapes.update(np.unique(table.padded_seqlen).tolist())
+        self._lengths.update(np.unique(table.padded_seqlen).tolist())
+        height = np.ones_like(table.num_samples) if self._plan.layout == "packed" else table.num_samples
+        self._shapes.add(height, table.padded_seqlen, table.num_tokens * ~table.is_filler)
 
     def check_shapes(self) -> None:
-        """Check, after the last row, how many shapes the whole plan has."""
+        """Check, after the last row, the shapes that the whole plan has, and the table of them."""
         most = self._config.get("num_shapes")
-        if most is not None and len(self._shapes) > most:
-            listed = ", ".join(map(str, sorted(self._shapes)[:8]))
+        if most is not None and len(self._lengths) > most:
+            listed = ", ".join(map(str, sorted(self._lengths)[:8]))
             raise InvariantError(
-                f"padded_seqlen takes {len(self._shapes)} values ({listed}, …), over num_shapes={most}"
+                f"padded_seqlen takes {len(self._lengths)} values ({listed}, …), over num_shapes={most}"
+            )
+        stated, actual = self._plan.header["shapes"], self._shapes.as_json()
+        if stated != actual:
+            raise InvariantError(
+                f"shapes in plan.json are not those of the rows: {_first_odd(stated, actual)}"
             )
 
     def _check_place(self, rows: "_Rows") -> None:
@@ -190,9 +201,13 @@ class RowRules:
         table, config = rows.table, self._config
         count = table.num_samples
         least, most = config.get("min_samples") or 1, config.get("max_samples")
-        rows.refuse(count < least, lambda at: f"it has {count[at]} samples, under min_samples={least}")
+        rows.refuse(
+            count < least, lambda at: f"it has {counted(count[at], 'sample')}, under min_samples={least}"
+        )
         if most is not None:
-            rows.refuse(count > most, lambda at: f"it has {count[at]} samples, over max_samples={most}")
+            rows.refuse(
+                count > most, lambda at: f"it has {counted(count[at], 'sample')}, over max_samples={most}"
+            )
         limit = config.get("max_attention")
         if limit is None:
             return
@@ -214,6 +229,16 @@ class RowRules:
             rows.refuse_change("padded_seqlen", table.padded_seqlen, before[2], follows)
         if len(table.step):
             self._last = (int(table.step[-1]), int(table.num_samples[-1]), int(table.padded_seqlen[-1]))
+
+
+def _first_odd(stated: list[dict[str, int]] | None, actual: list[dict[str, int]] | None) -> str:
+    """Say where two tables of shapes differ."""
+    if stated is None or actual is None:
+        return "the table is left out" if stated is None else "there are too many to list"
+    for one, other in zip(stated, actual, strict=False):
+        if one != other:
+            return f"{json.dumps(one)} is stated, the rows give {json.dumps(other)}"
+    return f"{len(stated)} are stated, the rows give {len(actual)}"
 
 
 class _Rows:

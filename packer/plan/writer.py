@@ -184,7 +184,11 @@ def _write_microbatches(
         counts["num_tokens"] += int(arrays["num_tokens"][planned].sum())
         counts["num_padded_tokens"] += int(area.sum())
         counts["max_padded_tokens"] = max(counts["max_padded_tokens"], int(area.max(initial=0)))
-        shapes.add(np.ones_like(area) if packed else arrays["num_samples"], epoch.padded_seqlens[rows])
+        shapes.add(
+            np.ones_like(area) if packed else arrays["num_samples"],
+            epoch.padded_seqlens[rows],
+            arrays["num_tokens"] * ~epoch.is_filler[rows],
+        )
         if progress is not None:
             progress(rows.stop / num_rows)
     return table.close(), counts

@@ -13,6 +13,7 @@ from rich.text import Text
 from packer.plan import Plan
 from packer.report.summary import PlanSummary, summarize
 from packer.report.text import amount, percent
+from packer.wording import counted
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -92,6 +93,7 @@ def _effects(left: PlanSummary, right: PlanSummary) -> Iterator[Effect]:
     )
     yield effect("LR factor, smallest", lambda s: s.lr_scale and s.lr_scale.min, _factor)
     yield effect("LR factor, largest", lambda s: s.lr_scale and s.lr_scale.max, _factor)
+    yield effect("shapes", lambda s: None if s.shapes is None else len(s.shapes), _whole)
     yield effect("packs over the bound", lambda s: s.over_bound, _whole)
     yield effect("rank imbalance", lambda s: s.rank_imbalance, percent)
 
@@ -123,7 +125,7 @@ def _verdict(found: Comparison) -> str:
         return "the same plan: every rank sees the same samples in the same order"
     if not found.options:
         return "the same configuration, but other contents: other data, or another version of packer"
-    return f"{len(found.options)} options differ"
+    return f"{counted(len(found.options), 'option')} differ{'s' if len(found.options) == 1 else ''}"
 
 
 def _table(first: str, names: tuple[str, str]) -> Table:

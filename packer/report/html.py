@@ -12,12 +12,14 @@ from packer.errors import TargetExistsError, TargetWriteError
 from packer.plan import Plan
 from packer.report.summary import PlanSummary, summarize
 from packer.report.survey import Progress, Survey, step_rows, survey
-from packer.report.text import facts
+from packer.report.text import facts, shape_rows
 
 SHOWN_MICROBATCHES = 64
 """Of a step with more, the first are drawn."""
 SHOWN_SAMPLES = 1024
 """Of a micro-batch with more, about as many are drawn."""
+SHOWN_SHAPES = 40
+"""Of a plan with more, the most frequent are listed."""
 
 
 def write_html(plan: Plan, path: str | os.PathLike[str], *, progress: Progress | None = None) -> None:
@@ -80,7 +82,8 @@ def _data(plan: Plan, summary: PlanSummary, found: Survey) -> dict[str, Any]:
         "title": f"Plan {plan.path.name}" if plan.path is not None else "Plan",
         "subtitle": f"{epochs}layout {summary.layout}, {summary.packing} packing, order {summary.order}",
         "content_hash": plan.fingerprint,
-        "summary": summary.as_json(),
+        "summary": summary.as_json() | {"shapes": None},
+        "shapes": list(shape_rows(summary, SHOWN_SHAPES)),
         "facts": list(facts(summary)),
         "config": [[name, _plain(value)] for name, value in plan.config.items() if value is not None],
         "limits": _limits(plan),

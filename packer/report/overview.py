@@ -12,14 +12,15 @@ from packer.plan import MicroBatch, Plan
 from packer.report.series import over_steps
 from packer.report.summary import Distribution, PlanSummary, summarize
 from packer.report.survey import microbatches_of
-from packer.report.text import amount, by_tokens, facts, percent
+from packer.report.text import amount, by_tokens, facts, percent, shape_rows, shows_shapes
+from packer.wording import counted
 
 SPARK_WIDTH = 36
 BAR_WIDTH = 56
 _SPARKS = "▁▂▃▄▅▆▇█"
 _SHOWN_SHAPES = 12
 # What the table below the facts, or a table of its own, says at length.
-_IN_TABLES = ("tokens per step", "samples per step", "LR factor", "dropped", "padded lengths", "row lengths")
+_IN_TABLES = ("tokens per step", "samples per step", "LR factor", "dropped")
 
 
 def overview(plan: Plan) -> RenderableType:
@@ -46,7 +47,8 @@ def step_picture(plan: Plan, epoch: int, step: int) -> RenderableType:
     widest = max(_padded_tokens(plan, row) for row in rows)
     title = Text.assemble(
         (f"step {step}", "bold"),
-        f" of epoch {epoch}: {facts_of_step.num_samples:,} samples, {facts_of_step.num_tokens:,} tokens, ",
+        f" of epoch {epoch}: {counted(facts_of_step.num_samples, 'sample')}, "
+        f"{counted(facts_of_step.num_tokens, 'token')}, ",
         f"learning-rate factor {facts_of_step.lr_scale:.4g}",
     )
     table = Table(box=None, padding=(0, 1), header_style="dim")
@@ -123,15 +125,16 @@ def _drops(summary: PlanSummary) -> Table | None:
 
 
 def _shapes(summary: PlanSummary) -> Table | None:
-    if not summary.padded_seqlens or len(summary.padded_seqlens) > _SHOWN_SHAPES:
+    if not shows_shapes(summary, _SHOWN_SHAPES):
         return None
     table = Table(box=None, padding=(0, 1), header_style="dim")
-    table.add_column("row length" if summary.layout == "packed" else "padded length", justify="right")
-    table.add_column("micro-batches", justify="right")
-    most = max(summary.padded_seqlens.values())
-    table.add_column("")
-    for seqlen, count in summary.padded_seqlens.items():
-        table.add_row(f"{seqlen:,}", f"{count:,}", Text("█" * max(round(16 * count / most), 1), "cyan"))
+    table.add_column(
+        "shape B × S" if summary.layout == "padded" else "shape 1 × T", justify="right", style="bold"
+    )
+    for name in ("micro-batches", "share", "padding"):
+        table.add_column(name, justify="right")
+    for row in shape_rows(summary, _SHOWN_SHAPES):
+        table.add_row(*row)
     return table
 
 

@@ -348,7 +348,7 @@ function tables() {
   }
   const drops = Object.entries(summary.dropped);
   if (drops.length) table(numbers, ["dropped", "samples", "tokens"], drops.map(([reason, n]) => [reason, whole(n.num_samples), whole(n.num_tokens)]));
-  if (summary.padded_seqlens) table(numbers, [summary.layout === "packed" ? "row length" : "padded length", "micro-batches"], Object.entries(summary.padded_seqlens).map(([s, n]) => [whole(+s), whole(n)]));
+  if (data.shapes.length) table(numbers, ["shape", "micro-batches", "share", "padding"], data.shapes);
   const config = section(main, "Configuration");
   table(config, ["option", "value"], data.config, 2);
   main.append(make("footer", {}, "Made by packer inspect from the plan alone; it needs no network."));

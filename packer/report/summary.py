@@ -1,6 +1,5 @@
 """What a plan does, in numbers: read from its header and from its steps, never from every micro-batch."""
 
-from collections import Counter
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
@@ -9,11 +8,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from packer.plan import Plan
+from packer.wording import counted
 
 QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
 
 STEPS_FOR_QUANTILES = 1 << 22
 """Of a longer plan every n-th step is taken; the smallest and the largest value stay exact."""
+
+SHAPE_OPTIONS = ("num_shapes", "fixed_seqlen", "same_num_samples", "same_seqlen")
 
 LARGE_REMAINDER = 0.05
 """Share of the samples from which on a dropped remainder is worth a word."""
@@ -35,6 +37,25 @@ class Distribution(NamedTuple):
     q95: float
     max: float
     mean: float
+
+
+class Shape(NamedTuple):
+    """Micro-batches of one shape."""
+
+    num_rows: int
+    """B; 1 in the packed layout."""
+    padded_seqlen: int
+    """S, or T."""
+    num_microbatches: int
+    """Over all epochs."""
+    num_tokens: int
+    """Real tokens in all of them; those of fillers are not."""
+
+    @property
+    def padding(self) -> float:
+        """Padded over real tokens, less one."""
+        padded = self.num_rows * self.padded_seqlen * self.num_microbatches
+        return padded / self.num_tokens - 1 if self.num_tokens else 0.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -80,10 +101,10 @@ class PlanSummary:
     """max/mean − 1 of the cost over the ranks that work at the same time, averaged."""
     rank_imbalance_before: float | None
     """The same before balancing; None without."""
-    padded_seqlens: dict[int, int] | None
-    """S, or T → micro-batches that have it; None where there are many."""
-    has_few_shapes: bool
-    """Whether the number of padded lengths was asked to be small."""
+    shapes: tuple[Shape, ...] | None
+    """The shapes of micro-batches, the most frequent first; None where there are too many to list."""
+    asks_for_shapes: bool
+    """Whether an option is about the shapes of micro-batches."""
     num_bytes: int
     """Size of the plan's tables."""
     notes: tuple[str, ...]
@@ -107,6 +128,8 @@ class PlanSummary:
         for name, value in entries.items():
             if isinstance(value, Distribution):
                 entries[name] = value._asdict()
+        if self.shapes is not None:
+            entries["shapes"] = [shape._asdict() | {"padding": shape.padding} for shape in self.shapes]
         return entries | {"padding": self.padding, "over_bound": self.over_bound}
 
 
@@ -157,8 +180,8 @@ def summarize(plan: Plan) -> PlanSummary:
         num_packed=_sum_figure(epochs, "num_packed"),
         rank_imbalance=_mean([counts["rank_imbalance"] for counts in epochs]),
         rank_imbalance_before=before,
-        padded_seqlens=_padded_seqlens(header["shapes"]),
-        has_few_shapes=config.get("num_shapes") is not None,
+        shapes=_shapes(header["shapes"]),
+        asks_for_shapes=any(config.get(option) for option in SHAPE_OPTIONS),
         num_bytes=sum(entry["size"] for entry in header["files"].values()),
         notes=tuple(_notes(plan, lr_scale, tokens)),
     )
@@ -169,14 +192,13 @@ def _steps(plan: Plan) -> Iterator[Any]:
         yield from plan.epoch(epoch).steps()
 
 
-def _padded_seqlens(shapes: list[dict[str, int]] | None) -> dict[int, int] | None:
-    """Return how many micro-batches have each padded length."""
-    if shapes is None:
+def _shapes(listed: list[dict[str, int]] | None) -> tuple[Shape, ...] | None:
+    if listed is None:
         return None
-    counts = Counter[int]()
-    for shape in shapes:
-        counts[shape["padded_seqlen"]] += shape["count"]
-    return dict(sorted(counts.items()))
+    return tuple(
+        Shape(entry["num_rows"], entry["padded_seqlen"], entry["count"], entry["num_tokens"])
+        for entry in listed
+    )
 
 
 def _dropped(plan: Plan) -> dict[str, dict[str, int]]:
@@ -237,13 +259,14 @@ def _notes(plan: Plan, lr_scale: Distribution | None, tokens: Distribution | Non
             yield (
                 f"the curriculum's pool ran dry in epoch {number}, first at step "
                 f"{counts['figures']['curriculum_first_raise']}: the difficulty was raised to the next value "
-                f"{counts['figures']['curriculum_raises']} times"
+                f"{counted(counts['figures']['curriculum_raises'], 'time')}"
             )
     unfilled = _dropped(plan).get("remainder", {"num_samples": 0})["num_samples"]
     if unfilled > LARGE_REMAINDER * plan.num_samples * plan.num_epochs:
         share = unfilled / (plan.num_samples * plan.num_epochs)
         yield (
-            f"{share:.0%} of the samples fill no step and are dropped; --remainder keep or fill keeps them"
+            f"{share:.0%} of the samples fill no step and are dropped; --remainder keep or fill keeps them, "
+            "smaller steps more"
         )
     if lr_scale is None:
         yield "the plan has no step"

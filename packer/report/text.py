@@ -1,17 +1,23 @@
 """A summary as lines of text: what ``packer plan`` prints when it is done."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
-from packer.report.summary import Distribution, PlanSummary
+from packer.report.summary import Distribution, PlanSummary, Shape
+from packer.wording import counted
 
 _LABEL_WIDTH = 21
-_SHAPES_TO_LIST = 6
+_SHAPES = "shapes"
+_SHAPES_TO_LIST = 8
+_FEW_SHAPES = 6
+"""So many are worth their table where nobody asked."""
 
 
 def summary_lines(summary: PlanSummary) -> Iterator[str]:
     """Yield the lines for a person, without colour, at most 110 characters wide."""
     for label, text in facts(summary):
         yield f"  {label:<{_LABEL_WIDTH}}{text}"
+        if label == _SHAPES:
+            yield from _table_of_shapes(summary)
     for note in summary.notes:
         yield f"Note: {note}"
 
@@ -28,14 +34,16 @@ def facts(summary: PlanSummary) -> Iterator[tuple[str, str]]:
         yield "tokens per step", _spread(summary.tokens_per_step)
         yield "samples per step", _spread(summary.samples_per_step)
     if summary.num_fillers:
-        yield "fillers", f"{summary.num_fillers:,} masked micro-batches make the last steps full"
+        yield "fillers", f"{counted(summary.num_fillers, 'masked micro-batch')} to make the last steps full"
     if summary.num_repeats:
-        yield "repeats", f"{summary.num_repeats:,} micro-batches train twice to fill the last steps"
+        yield (
+            "repeats",
+            f"{counted(summary.num_repeats, 'micro-batch')} to train twice and fill the last steps",
+        )
     if summary.lr_scale and summary.lr_scaling != "none":
         yield "LR factor", _lr(summary)
-    if summary.padded_seqlens and (summary.has_few_shapes or len(summary.padded_seqlens) <= _SHAPES_TO_LIST):
-        label = "row lengths" if summary.layout == "packed" else "padded lengths"
-        yield label, ", ".join(f"{s:,} (×{n:,})" for s, n in summary.padded_seqlens.items())
+    if summary.asks_for_shapes or shows_shapes(summary, _FEW_SHAPES):
+        yield _SHAPES, _shapes(summary)
     if summary.over_bound is not None:
         yield (
             "packs",
@@ -45,17 +53,60 @@ def facts(summary: PlanSummary) -> Iterator[tuple[str, str]]:
         yield "rank imbalance", _imbalance(summary)
 
 
+def shows_shapes(summary: PlanSummary, most: int) -> bool:
+    """Return whether the table of shapes is worth its place: it was asked for, or has few lines."""
+    return bool(summary.shapes) and (summary.asks_for_shapes or len(summary.shapes or ()) <= most)
+
+
+def shape_rows(summary: PlanSummary, most: int) -> Iterator[tuple[str, str, str, str]]:
+    """Yield the lines of the table of shapes: shape, micro-batches, their share, padding; the rest in one."""
+    shapes = summary.shapes or ()
+    if len(shapes) == most + 1:
+        most += 1  # a line for the one that is left takes as much room
+    for shape in shapes[:most]:
+        yield f"{shape.num_rows:,} × {shape.padded_seqlen:,}", *_shape_figures(summary, [shape])
+    if len(shapes) > most:
+        yield f"… {len(shapes) - most:,} more", *_shape_figures(summary, shapes[most:])
+
+
+def _shape_figures(summary: PlanSummary, shapes: Sequence[Shape]) -> tuple[str, str, str]:
+    count = sum(shape.num_microbatches for shape in shapes)
+    padded = sum(shape.num_rows * shape.padded_seqlen * shape.num_microbatches for shape in shapes)
+    real = sum(shape.num_tokens for shape in shapes)
+    padding = percent(padded / real - 1) if real else "–"
+    return f"{count:,}", percent(count / summary.num_microbatches), padding
+
+
+def _table_of_shapes(summary: PlanSummary) -> Iterator[str]:
+    if not shows_shapes(summary, _FEW_SHAPES):
+        return
+    heads = ("B × S" if summary.layout == "padded" else "1 × T", "micro-batches", "share", "padding")
+    for shape, *figures in [heads, *shape_rows(summary, _SHAPES_TO_LIST)]:
+        count, share, padding = figures
+        yield f"    {shape:>{_LABEL_WIDTH - 6}}{count:>17}{share:>9}{padding:>10}"
+
+
+def _shapes(summary: PlanSummary) -> str:
+    """Say how many there are."""
+    lengths = "row length" if summary.layout == "packed" else "padded length"
+    if summary.shapes is None:
+        return f"too many to list (--num-shapes makes few {lengths}s)"
+    seqlens = {shape.padded_seqlen for shape in summary.shapes}
+    span = f"{min(seqlens):,}" if len(seqlens) == 1 else f"{min(seqlens):,} to {max(seqlens):,}"
+    named = f"{counted(len(seqlens), lengths)}, {span}"
+    return named if summary.layout == "packed" else f"{len(summary.shapes):,} of {named}"
+
+
 def by_tokens(dropped: dict[str, dict[str, int]]) -> list[tuple[str, dict[str, int]]]:
     """Return drops by reason, those that lose most first."""
     return sorted(dropped.items(), key=lambda item: (-item[1]["num_tokens"], -item[1]["num_samples"]))
 
 
 def _steps(summary: PlanSummary) -> str:
-    epochs = f" in {summary.num_epochs} epochs" if summary.num_epochs > 1 else ""
-    ranks = f"{summary.dp_size} rank{'s' if summary.dp_size > 1 else ''}"
+    epochs = f" in {counted(summary.num_epochs, 'epoch')}" if summary.num_epochs > 1 else ""
     return (
-        f"{summary.num_steps:,}{epochs}, each of {ranks} × {summary.grad_accum} micro-batch"
-        f"{'es' if summary.grad_accum > 1 else ''} ({summary.layout}, {summary.packing})"
+        f"{summary.num_steps:,}{epochs}, each of {counted(summary.dp_size, 'rank')} × "
+        f"{counted(summary.grad_accum, 'micro-batch')} ({summary.layout}, {summary.packing})"
     )
 
 

@@ -20,6 +20,7 @@ from packer.runtime.shard import Shard, require_divisible
 from packer.runtime.state import VERSION, LoaderState, Resume
 from packer.runtime.step import Step
 from packer.runtime.topology import find_coordinates, grad_accum_for
+from packer.wording import counted
 
 
 class PlanLoader:
@@ -264,8 +265,9 @@ class PlanLoader:
     def __repr__(self) -> str:
         epoch, step, accum = self._progress.place
         return (
-            f"PlanLoader({self.plan!r}, dp_rank {self.dp_rank} of {self.dp_size}, {self.grad_accum} "
-            f"micro-batches a step, at epoch {epoch}, step {step}, micro-batch {accum})"
+            f"PlanLoader({self.plan!r}, dp_rank {self.dp_rank} of {self.dp_size}, "
+            f"{counted(self.grad_accum, 'micro-batch')} a step, at epoch {epoch}, step {step}, "
+            f"micro-batch {accum})"
         )
 
     def _steps(self, stream: EpochStream, start: Place) -> Iterator[Step]:

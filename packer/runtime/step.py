@@ -6,6 +6,7 @@ from collections.abc import Callable
 from packer.errors import PlanError
 from packer.runtime.batch import Batch, StepInfo
 from packer.runtime.progress import EpochStream
+from packer.wording import counted
 
 
 class Step:
@@ -117,5 +118,6 @@ class Step:
 
     def __repr__(self) -> str:
         return (
-            f"Step({self.index} of epoch {self.epoch}: {self.num_samples} samples, {self.num_tokens} tokens)"
+            f"Step({self.index} of epoch {self.epoch}: {counted(self.num_samples, 'sample')}, "
+            f"{counted(self.num_tokens, 'token')})"
         )

@@ -7,6 +7,7 @@ import torch.distributed
 from torch.distributed.device_mesh import DeviceMesh
 
 from packer.errors import ConfigError, PlanError
+from packer.wording import counted
 
 _DATA_AXES = frozenset(
     {"dp", "ddp", "fsdp", "data", "data_parallel", "dp_replicate", "dp_shard", "replicate", "shard"}
@@ -154,9 +155,9 @@ def grad_accum_for(dp_size: int, planned_dp_size: int, planned_grad_accum: int) 
         return step_size // dp_size
     fitting = [f"{size}×{step_size // size}" for size in range(1, step_size + 1) if step_size % size == 0]
     raise PlanError(
-        f"the plan has {step_size} micro-batches a step (dp_size {planned_dp_size} × grad_accum "
-        f"{planned_grad_accum}), which {dp_size} data-parallel ranks cannot share evenly; run dp_size × "
-        f"grad_accum = {', '.join(fitting)}, or plan again with --dp-size {dp_size}"
+        f"the plan has {counted(step_size, 'micro-batch')} a step (dp_size {planned_dp_size} × grad_accum "
+        f"{planned_grad_accum}), which {counted(dp_size, 'data-parallel rank')} cannot share evenly; run "
+        f"dp_size × grad_accum = {', '.join(fitting)}, or plan again with --dp-size {dp_size}"
     )
 
 

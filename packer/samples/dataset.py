@@ -14,6 +14,7 @@ from packer.samples.measure import IGNORED_LABEL
 from packer.samples.ragged import RowError
 from packer.samples.tokens import encode, values_of_row
 from packer.sources import Columns, Source, take_column
+from packer.wording import counted
 
 Sample = dict[str, NDArray[Any]]
 
@@ -68,6 +69,10 @@ class Dataset:
         Of a mapped file only those tokens are read. A text is tokenized as a whole.
         """
         return self._read([sample_id], start, stop)[0]
+
+    def __repr__(self) -> str:
+        fields = ", ".join(dict.fromkeys([INPUT_IDS, *self._fields]))
+        return f"Dataset({counted(self._num_rows, 'sample')} of {self._definition.kind}, with {fields})"
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_process": None}

@@ -34,7 +34,7 @@ def test_the_summary_is_for_people(tmp_path, data):
     assert re.fullmatch(r"4 samples, 1,503 tokens; measured in \d+\.\d s", lines[0])
     assert lines[1:] == [
         "  seqlen  min 0, median 0, p99 1,500, max 1,500",
-        "  1 samples are null, 1 empty: of length 0",
+        "  1 sample is null, 1 empty: of length 0",
         f"Next: packer plan {tmp_path / 'm'} --out plan --max-tokens 2048",
     ]
     assert result.stderr == ""

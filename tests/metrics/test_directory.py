@@ -109,6 +109,17 @@ def test_fingerprint_follows_the_values_only(tmp_path):
     assert derived.fingerprint == one.fingerprint
 
 
+def test_metrics_in_a_line(tmp_path):
+    write_directory(tmp_path / "ours", seqlen=[1], loss_tokens=[1])
+    assert (
+        repr(open_metrics(tmp_path / "ours"))
+        == f"Metrics({tmp_path / 'ours'}, 1 sample, seqlen, loss_tokens)"
+    )
+    write_foreign(tmp_path / "theirs", "seqlen", [1, 2])
+    theirs = repr(open_metrics(tmp_path / "theirs"))
+    assert theirs == f"Metrics({tmp_path / 'theirs'}, 2 samples, seqlen, without a manifest)"
+
+
 def test_metrics_pickle(tmp_path):
     write_directory(tmp_path / "metrics", seqlen=list(range(1000)))
     pickled = pickle.dumps(open_metrics(tmp_path / "metrics"))

@@ -88,7 +88,7 @@ WHOLE = [
     (
         "plan.json",
         option(min_samples=2),
-        r"step 0, .*rank 1 \(row 1\): it has 1 samples, under min_samples=2",
+        r"step 0, .*rank 1 \(row 1\): it has 1 sample, under min_samples=2",
     ),
     ("plan.json", option(max_attention=97), r"\(row 2\): its attention takes 98, over max_attention=97"),
     ("plan.json", option(max_seqlen=7), r"step 0, .*\(row 1\), sample 2: seqlen 8 is over max_seqlen=7"),
@@ -104,6 +104,13 @@ WHOLE = [
     ),
     ("plan.json", option(same_num_samples=True), r"\(row 1\): num_samples is 1, .* has 2: same_num_samples"),
     ("plan.json", option(same_seqlen=True), r"\(row 1\): padded_seqlen is 8, .* has 5: same_seqlen"),
+    (
+        "plan.json",
+        lambda h: h["shapes"][0].update(count=9),
+        r'shapes in plan.json are not those of the rows: .*"count": 9.* is stated, the rows give',
+    ),
+    ("plan.json", lambda h: h["shapes"].pop(), r"shapes .*: \d are stated, the rows give \d"),
+    ("plan.json", stated(shapes=None), r"shapes .*: the table is left out"),
     # rows
     (ROWS, put(2, step=0), r"\(row 2\): its columns say step 0, accum 0, dp_rank 0"),
     (ROWS, put(2, accum=1), r"\(row 2\): its columns say step 1, accum 1, dp_rank 0"),
@@ -138,8 +145,8 @@ WHOLE = [
     ("plan.json", option(lr_scaling="none"), r"epoch 0, step 0: lr_scale is 0.8, none of 3 over 1 gives 1"),
     ("plan.json", option(lr_max_scale=1.0), r"epoch 0, step 1: lr_scale is 1.06667, .* gives 1"),
     # all ranks have the same number of micro-batches
-    (ROWS, without(3), r"3 micro-batches, 2 steps of 2 were planned"),
-    (STEPS, without(1), r"4 micro-batches, 1 steps of 2 were planned"),
+    (ROWS, without(3), r"3 micro-batches, 2 steps of 2 planned"),
+    (STEPS, without(1), r"4 micro-batches, 1 step of 2 planned"),
 ]
 
 CUT = [

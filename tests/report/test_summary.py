@@ -67,11 +67,11 @@ def test_copies_are_counted_apart():
     plan, _ = plans.copying_plan("fill")
     summary = summarize(plan)
     assert (summary.num_repeats, summary.planned_tokens, summary.real_tokens) == (1, 10, 12)
-    assert "1 micro-batches train twice" in "\n".join(summary_lines(summary))
+    assert "1 micro-batch to train twice" in "\n".join(summary_lines(summary))
     plan, _ = plans.copying_plan("keep")
     summary = summarize(plan)
     assert (summary.num_fillers, summary.planned_tokens, summary.real_tokens) == (1, 10, 10)
-    assert "1 masked micro-batches" in "\n".join(summary_lines(summary))
+    assert "1 masked micro-batch to make" in "\n".join(summary_lines(summary))
 
 
 def test_figures_of_the_planner_are_shown():
@@ -103,6 +103,90 @@ def test_a_wide_range_of_learning_rates_is_noted():
     (note,) = summarize(plan).notes
     assert "spans 5.0×" in note
     assert "--lr-max-scale" in note
+
+
+def shapely(*shapes, **options):
+    """Return a plan in whose first epoch micro-batches have these (B, S), and its second none."""
+    rows = []
+    for num_rows, padded in shapes:
+        ids = range(len(rows) * 10, len(rows) * 10 + num_rows)
+        rows.append(plans.Row(pieces=[(i, padded - 1) for i in ids], padded_seqlen=padded))
+    seqlens = [1] * (10 * len(rows))
+    facts = plans.facts(seqlens, **options)
+    return plan_in_memory(facts, [plans.epoch(rows)], dropped=plans.drops())
+
+
+def table_of(summary):
+    """Return the lines of the table of shapes, split into cells."""
+    lines = list(summary_lines(summary))
+    assert max(map(len, lines)) <= 110
+    first = next((at for at, line in enumerate(lines) if "micro-batches    share" in line), None)
+    return [] if first is None else [line.split() for line in lines[first:] if line.startswith("    ")]
+
+
+def test_shapes_are_listed_with_counts_shares_and_padding():
+    summary = summarize(shapely((2, 4), (2, 4), (5, 2), (2, 4), num_shapes=2))
+    assert summary.shapes == ((2, 4, 3, 18), (5, 2, 1, 5))
+    assert "  shapes               2 of 2 padded lengths, 2 to 4" in list(summary_lines(summary))
+    assert table_of(summary) == [
+        ["B", "×", "S", "micro-batches", "share", "padding"],
+        ["2", "×", "4", "3", "75.0%", "33.3%"],
+        ["5", "×", "2", "1", "25.0%", "100%"],
+    ]
+    assert summary.as_json()["shapes"][1] == {
+        "num_rows": 5,
+        "padded_seqlen": 2,
+        "num_microbatches": 1,
+        "num_tokens": 5,
+        "padding": 1.0,
+    }
+
+
+@pytest.mark.parametrize(("num_shapes", "rest"), [(8, None), (9, None), (10, "2"), (40, "32")])
+def test_of_many_shapes_the_most_frequent_are_listed(num_shapes, rest):
+    shapes = [(1, 2 + at) for at in range(num_shapes)] + [(1, 2)]
+    table = table_of(summarize(shapely(*shapes, fixed_seqlen=64)))
+    assert table[1][:4] == ["1", "×", "2", "2"]
+    if rest is None:
+        assert len(table) == 1 + num_shapes
+        return
+    assert len(table) == 1 + 8 + 1
+    assert table[-1][:4] == ["…", rest, "more", rest]
+    counts = [int(row[3]) for row in table[1:]]
+    assert sum(counts) == num_shapes + 1
+
+
+def test_shapes_that_nobody_asked_for_are_listed_while_few():
+    six = [(1, 2 + at) for at in range(6)]
+    assert len(table_of(summarize(shapely(*six)))) == 1 + 6
+    assert not table_of(summarize(shapely(*six, (1, 9))))
+    asked = shapely(*six, (1, 9), same_num_samples=True)
+    assert len(table_of(summarize(asked))) == 1 + 7
+
+
+def test_too_many_shapes_to_list_are_said_to_be():
+    plan = shapely(*((1, 2 + at) for at in range(300)), same_seqlen=True)
+    assert plan.header["shapes"] is None
+    summary = summarize(plan)
+    assert summary.shapes is None
+    assert not table_of(summary)
+    assert "too many to list" in "\n".join(summary_lines(summary))
+
+
+def test_fillers_are_padding_of_their_shape():
+    plan, _ = plans.copying_plan("keep")
+    assert summarize(plan).shapes == ((1, 2, 2, 2), (1, 4, 2, 8))
+
+
+def test_rows_have_one_length():
+    rows = [plans.Row(pieces=[(0, 4)]), plans.Row(pieces=[(1, 4), (2, 3)], padded_seqlen=8)]
+    facts = plans.facts([4, 4, 3], layout="packed")
+    summary = summarize(plan_in_memory(facts, [plans.epoch(rows, layout="packed")], dropped=plans.drops()))
+    assert "  shapes               2 row lengths, 4 to 8" in list(summary_lines(summary))
+    assert table_of(summary)[1:] == [
+        ["1", "×", "4", "1", "50.0%", "0%"],
+        ["1", "×", "8", "1", "50.0%", "14.3%"],
+    ]
 
 
 def test_a_plan_without_steps_is_said_to_have_none():

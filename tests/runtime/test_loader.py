@@ -312,7 +312,7 @@ def test_a_plan_on_disk_is_opened_by_path_in_each_process(tmp_path: Any) -> None
     for opened in (tmp_path / "plan", str(tmp_path / "plan")):
         loader = PlanLoader(opened, Tokens(SEQLENS))
         assert repr(loader).endswith(
-            "dp_rank 0 of 1, 1 micro-batches a step, at epoch 0, step 0, micro-batch 0)"
+            "dp_rank 0 of 1, 1 micro-batch a step, at epoch 0, step 0, micro-batch 0)"
         )
         assert ids_of(loader) == planned(plan, 0)
     opened = load_plan(tmp_path / "plan")

@@ -155,6 +155,14 @@ def test_a_definition_survives_the_manifest(tokenizer_json):
         assert LengthDefinition.from_json(json.loads(json.dumps(definition.to_json()))) == definition
 
 
+def test_a_dataset_in_a_line(tmp_path):
+    pq.write_table(pa.table({"ids": [[1], [2]], "labels": [[1], [2]]}), tmp_path / "x.parquet")
+    dataset = open_dataset(
+        tmp_path / "x.parquet", definition=LengthDefinition.by_tokens("ids", labels_column="labels")
+    )
+    assert repr(dataset) == "Dataset(2 samples of tokens, with input_ids, labels)"
+
+
 def test_rows_outside_are_an_index_error(tmp_path):
     pq.write_table(pa.table({"ids": [[1]]}), tmp_path / "a.parquet")
     dataset = open_dataset(tmp_path / "a.parquet", definition=LengthDefinition.by_tokens("ids"))
