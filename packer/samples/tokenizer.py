@@ -9,7 +9,6 @@ import os
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
-from itertools import pairwise
 from typing import Any, Literal, TypeVar
 
 import numpy as np
@@ -27,10 +26,10 @@ Counter = Literal["tokenizers", "gigatoken"]
 
 Value = TypeVar("Value")
 
+CHUNK_BYTES = 128 << 10
+"""Text that a thread makes Python strings of, and tokenizes, at a time."""
 GROUP_BYTES = 4 << 20
-"""Text that is made Python strings of at a time."""
-CHUNK_CHARACTERS = 64 << 10
-"""Text that one core tokenizes at a time."""
+"""The same for gigatoken, which has threads of its own."""
 
 
 class TextTokenizer:
@@ -70,11 +69,12 @@ class TextTokenizer:
             RowError: a row is not UTF-8.
         """
         counts = np.zeros(len(texts), np.int64)
-        for rows, group in _groups(texts):
-            if self._counter is not None:
-                counts[rows] = self._counter.count(group, rows)
-            else:
-                counts[rows] = [count for chunk in self._map_chunks(_lengths, group) for count in chunk]
+        if self._counter is not None:
+            for rows in _cut(texts, GROUP_BYTES):
+                counts[rows] = self._counter.count(_strings(texts, rows), rows)
+        else:
+            for rows, lengths in self._map_chunks(_lengths, texts):
+                counts[rows] = lengths
         return counts
 
     def encode(self, texts: pa.Array) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
@@ -85,31 +85,32 @@ class TextTokenizer:
         """
         counts = np.zeros(len(texts), np.int64)
         pieces: list[NDArray[np.int32]] = []
-        for rows, group in _groups(texts):
-            ids = [row for chunk in self._map_chunks(_ids, group) for row in chunk]
+        for rows, ids in self._map_chunks(_ids, texts):
             counts[rows] = [len(row) for row in ids]
             pieces += ids
         return np.concatenate(pieces) if pieces else np.zeros(0, np.int32), counts
 
     def _map_chunks(
-        self, take: Callable[[list[Any]], list[Value]], texts: list[str]
-    ) -> Iterator[list[Value]]:
-        """Yield what ``take`` takes out of the encodings of each chunk of texts, in order.
+        self, take: Callable[[list[Any]], list[Value]], texts: pa.Array
+    ) -> Iterator[tuple[NDArray[np.int64], list[Value]]]:
+        """Yield the rows of each chunk of texts and what ``take`` takes out of their encodings, in order.
 
-        Encodings take 120 bytes a token, so only one chunk a core is there at a time; and no core waits for
-        another before the group ends, as the cores of one large batch do.
+        Encodings take 120 bytes a token, so only two chunks a core are there at a time: one that the library
+        works on, and one that waits, so that no core does while Python takes out what it wants.
         """
 
-        def encode(chunk: list[str]) -> list[Value]:
+        def encode(rows: NDArray[np.int64]) -> list[Value]:
+            strings = _strings(texts, rows)
             # The fast variant leaves out the offsets.
-            return take(self._tokenizer.encode_batch_fast(chunk, add_special_tokens=self._special_tokens))
+            return take(self._tokenizer.encode_batch_fast(strings, add_special_tokens=self._special_tokens))
 
-        chunks = _chunks(texts)
-        if len(chunks) == 1 or _num_threads() == 1:
-            yield from map(encode, chunks)
+        chunks = _cut(texts, CHUNK_BYTES)
+        num_threads = _num_threads()
+        if len(chunks) < 2 or num_threads == 1:
+            yield from zip(chunks, map(encode, chunks), strict=True)
         else:
-            with ThreadPoolExecutor(_num_threads()) as pool:
-                yield from pool.map(encode, chunks)
+            with ThreadPoolExecutor(2 * num_threads) as pool:
+                yield from zip(chunks, pool.map(encode, chunks), strict=True)
 
 
 def _lengths(encodings: list[Any]) -> list[int]:
@@ -129,34 +130,27 @@ def _num_threads() -> int:
     return int(limit) if limit.isdecimal() and int(limit) else cores
 
 
-def _chunks(texts: list[str]) -> list[list[str]]:
-    """Cut texts into chunks of about `CHUNK_CHARACTERS`, a text never in two."""
-    starts = np.cumsum([0, *map(len, texts)])[:-1]
-    cuts = np.flatnonzero(np.diff(starts // CHUNK_CHARACTERS)) + 1
-    return [texts[start:stop] for start, stop in pairwise([0, *cuts.tolist(), len(texts)])]
-
-
-def _groups(texts: pa.Array) -> Iterator[tuple[NDArray[np.int64], list[str]]]:
-    """Yield (row numbers, texts) of the rows that are not null, about `GROUP_BYTES` at a time."""
+def _cut(texts: pa.Array, num_bytes: int) -> list[NDArray[np.int64]]:
+    """Cut the rows that are not null into runs of about ``num_bytes`` of text."""
     if pat.is_null(texts.type):
-        return
+        return []
     if pat.is_dictionary(texts.type) and texts.dictionary.null_count:
         texts = texts.dictionary_decode()  # a text may be null in either place
     valid = np.flatnonzero(valid_rows(texts))
-    # (valid rows + 1,) bytes of text before each
-    before = np.concatenate([[0], np.cumsum(_text_bytes(texts)[valid])])
-    start = 0
-    while start < len(valid):
-        stop = int(np.searchsorted(before, before[start] + GROUP_BYTES, side="right")) - 1
-        stop = min(max(stop, start + 1), len(valid))
-        rows = valid[start:stop]
-        try:
-            group = texts.slice(int(rows[0]), int(rows[-1] - rows[0]) + 1).to_pylist()
-            yield rows, [text for text in group if text is not None]
-        except UnicodeDecodeError as error:
-            bad = next(int(row) for row in rows if not _is_unicode(texts[int(row)]))
-            raise RowError(bad, f"the text is not UTF-8 ({error.reason}); correct it") from error
-        start = stop
+    # (valid rows,) which multiple of num_bytes the middle of each text falls into
+    sizes = _text_bytes(texts)[valid].astype(np.int64)
+    piece = (np.cumsum(sizes) - sizes // 2) // num_bytes
+    return [rows for rows in np.split(valid, np.flatnonzero(np.diff(piece)) + 1) if len(rows)]
+
+
+def _strings(texts: pa.Array, rows: NDArray[np.int64]) -> list[str]:
+    """Return the texts of some rows, none of which is null."""
+    try:
+        run = texts.slice(int(rows[0]), int(rows[-1] - rows[0]) + 1).to_pylist()
+    except UnicodeDecodeError as error:
+        bad = next(int(row) for row in rows if not _is_unicode(texts[int(row)]))
+        raise RowError(bad, f"the text is not UTF-8 ({error.reason}); correct it") from error
+    return [text for text in run if text is not None]
 
 
 def _text_bytes(texts: pa.Array) -> NDArray[np.integer]:

@@ -16,10 +16,10 @@ from packer.errors import SourceError
 from packer.sources.cache import BatchCache
 from packer.sources.columns import decoded_schema, find_field, split_path, take_column
 from packer.sources.location import Location, reading
-from packer.sources.part import BATCH_ROWS, Columns, Part, Unit, cut_pieces
+from packer.sources.part import BATCH_BYTES, BATCH_ROWS, Columns, Part, Unit, cut_pieces
 
-BATCH_BYTES = 2 << 20
-"""What the cache of one core holds: the values decode a tenth faster into it than into main memory."""
+NUMBER_BATCH_BYTES = 2 << 20
+"""What the cache of one core holds: numbers decode a tenth faster into it than into main memory."""
 
 
 class ParquetPart(Part):
@@ -192,13 +192,16 @@ class ParquetPart(Part):
         ]
 
     def _batch_rows(self, group: int, columns: Sequence[str]) -> int:
-        """Return how many rows to decode at a time so that a batch stays near `BATCH_BYTES`."""
+        """Return how many rows to decode at a time: texts stay near `BATCH_BYTES`, numbers near theirs."""
         metadata = self._metadata.row_group(group)
         chunks = [metadata.column(leaf) for leaf in self._leaves(columns)]
-        decoded = sum(8 * chunk.num_values for chunk in chunks) + sum(
-            chunk.total_uncompressed_size for chunk in chunks if chunk.physical_type == "BYTE_ARRAY"
+        texts = [chunk for chunk in chunks if chunk.physical_type == "BYTE_ARRAY"]
+        text_bytes = sum(8 * chunk.num_values + chunk.total_uncompressed_size for chunk in texts)
+        number_bytes = 8 * (
+            sum(chunk.num_values for chunk in chunks) - sum(text.num_values for text in texts)
         )
-        return int(np.clip(BATCH_BYTES * metadata.num_rows // max(decoded, 1), 1, BATCH_ROWS))
+        num_batches = max(text_bytes / BATCH_BYTES, number_bytes / NUMBER_BATCH_BYTES, 1e-9)
+        return int(np.clip(metadata.num_rows / num_batches, 1, BATCH_ROWS))
 
 
 def _num_values(array: pa.Array) -> int:

@@ -47,37 +47,31 @@ def test_counts_equal_the_tokenizer_itself(tokenizer_json, kind, special_tokens,
     assert [part.tolist() for part in np.split(ids, np.cumsum(lengths))[:-1]] == expected
 
 
-def test_groups_are_cut_by_bytes(tokenizer_json, monkeypatch):
-    monkeypatch.setattr(tokenizer, "GROUP_BYTES", 10)
-    texts = pa.array(["a" * 25, "a", None, "bb bb", "é" * 4, "a", "", "a"])
-    groups = [group for _, group in tokenizer._groups(texts)]
-    assert groups == [["a" * 25], ["a", "bb bb"], ["é" * 4, "a", "", "a"]]
-    assert open_tokenizer(str(tokenizer_json), special_tokens=True).count(texts).tolist() == [
-        3,
-        3,
-        0,
-        4,
-        3,
-        3,
-        2,
-        3,
-    ]
-
-
-@given(st.lists(st.text(alphabet="a ", max_size=30)), st.integers(1, 40))
+@given(st.lists(st.none() | st.text(alphabet="a é", max_size=30)), st.integers(1, 40))
 def test_chunks_hold_every_text_once(texts, size):
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(tokenizer, "CHUNK_CHARACTERS", size)
-        chunks = tokenizer._chunks(texts)
-    assert [text for chunk in chunks for text in chunk] == texts
-    assert all(chunks) or not texts
-    assert all(sum(map(len, chunk[:-1])) <= size for chunk in chunks)
+    array = pa.array(texts, pa.string())
+    chunks = tokenizer._cut(array, size)
+    strings = [tokenizer._strings(array, rows) for rows in chunks]
+    assert [row for rows in chunks for row in rows] == [
+        row for row, text in enumerate(texts) if text is not None
+    ]
+    assert [text for chunk in strings for text in chunk] == [text for text in texts if text is not None]
+    assert all(strings)
+    # the middles of a chunk's texts are less than a chunk apart, so whole texts between first and last fit
+    assert all(sum(len(text.encode()) for text in chunk[1:-1]) < size for chunk in strings)
+
+
+def test_a_dictionary_may_hold_a_null(tokenizer_json):
+    texts = pa.DictionaryArray.from_arrays(pa.array([1, 0, None, 1]), pa.array(["a b", None]))
+    opened = open_tokenizer(str(tokenizer_json), special_tokens=True)
+    assert opened.count(texts).tolist() == [0, 4, 0, 0]
+    assert opened.encode(texts)[1].tolist() == [0, 4, 0, 0]
 
 
 @pytest.mark.parametrize("threads", ["1", "3"])
 def test_any_number_of_threads_counts_the_same(tokenizer_json, monkeypatch, threads):
     monkeypatch.setenv("RAYON_NUM_THREADS", threads)
-    monkeypatch.setattr(tokenizer, "CHUNK_CHARACTERS", 20)
+    monkeypatch.setattr(tokenizer, "CHUNK_BYTES", 20)
     texts = pa.array(["a " * (n % 13) for n in range(200)])
     opened = open_tokenizer(str(tokenizer_json), special_tokens=True)
     assert opened.count(texts).tolist() == [n % 13 + 2 for n in range(200)]
