@@ -59,7 +59,7 @@ class Metrics:
         """Map one metric: (num_samples,) integers of the type it was stored in.
 
         Raises:
-            MetricsError: there is no such metric.
+            MetricsError: there is no such metric, or it cannot be read.
         """
         if name not in self.dtypes:
             raise MetricsError(
@@ -68,7 +68,12 @@ class Metrics:
             )
         if self.num_samples == 0:  # an empty file cannot be mapped
             return np.empty(0, dtype=self.dtypes[name])
-        return np.memmap(_prefix(self.path, name, "bin"), dtype=self.dtypes[name], mode="r")
+        path = _prefix(self.path, name, "bin")
+        try:
+            return np.memmap(path, dtype=self.dtypes[name], mode="r", shape=(self.num_samples,))
+        except (OSError, ValueError) as error:  # ValueError: shorter than when the directory was opened
+            reason = error.strerror if isinstance(error, OSError) else str(error)
+            raise MetricsError(f"cannot read {path}: {reason}") from error
 
     def check_files(self) -> None:
         """Compare every file with the hash in the manifest; reads them all.
