@@ -1,6 +1,9 @@
 """How does analyze compare with DeepSpeed's DataAnalyzer and with datasets.map(len) on the same samples?
 
-python benchmarks/analyze_peers.py --rows 200000 --folder /tmp/bench
+python benchmarks/analyze_peers.py --rows 200000 800000 3200000 --limit 120 --folder /tmp/bench
+
+Each contender goes up to the largest size that it finishes within the limit; one that does not is left out of
+the larger ones.
 """
 
 import argparse
@@ -58,35 +61,46 @@ DATA_ANALYZER = """
 
 
 def write_samples(path: Path, num_rows: int) -> None:
-    lengths = np.clip(np.random.default_rng(0).lognormal(5.8, 0.8, num_rows), 1, 8192).astype(np.int64)
-    offsets = pa.array(np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64))
-    ids = pa.array(np.arange(int(lengths.sum()), dtype=np.int64).astype(np.int32))
-    Dataset(pa.table({"input_ids": pa.LargeListArray.from_arrays(offsets, ids)})).save_to_disk(path)
+    """The same 100,000 samples again and again, so that any number of them fits into memory."""
+    lengths = np.clip(np.random.default_rng(0).lognormal(5.8, 0.8, 100_000), 1, 8192).astype(np.int64)
+    offsets = pa.array(np.concatenate([[0], np.cumsum(lengths)]))
+    ids = pa.array(np.arange(int(lengths.sum()), dtype=np.int32))
+    block = pa.table({"input_ids": pa.LargeListArray.from_arrays(offsets, ids)})
+    Dataset(pa.concat_tables([block] * (num_rows // len(block)))).save_to_disk(path)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--rows", type=int, default=200_000)
+    parser.add_argument("--rows", type=int, nargs="+", default=[200_000, 800_000, 3_200_000])
+    parser.add_argument("--limit", type=float, default=120)
     parser.add_argument("--folder", type=Path, default=Path("/tmp/bench"))
     parser.add_argument("--turns", type=int, default=3)
     options = parser.parse_args()
     options.folder.mkdir(parents=True, exist_ok=True)
-    path = options.folder / f"samples-{options.rows}"
-    if not path.exists():
-        write_samples(path, options.rows)
-    ours = {"path": str(path), "out": str(options.folder / "metrics")}
-    take_turns(
-        {
-            "packer analyze": ANALYZE.format(**ours, files=False),
-            "the same, curriculum files": ANALYZE.format(**ours, files=True),
-            "datasets.map(len)": MAP.format(path=str(path)),
-            "datasets.map(len), batched": MAP_BATCHED.format(path=str(path)),
-            "DeepSpeed DataAnalyzer": DATA_ANALYZER.format(
-                path=str(path), out=str(options.folder / "theirs")
-            ),
-        },
-        turns=options.turns,
-    )
+    finished = None
+    for num_rows in sorted(options.rows):
+        path = options.folder / f"samples-{num_rows}"
+        if not path.exists():
+            write_samples(path, num_rows)
+        programs = make_programs(path, options.folder)
+        print(f"{num_rows:,} samples")
+        medians = take_turns(
+            {name: code for name, code in programs.items() if finished is None or name in finished},
+            turns=options.turns,
+            limit=options.limit,
+        )
+        finished = set(medians)
+
+
+def make_programs(path: Path, folder: Path) -> dict[str, str]:
+    ours = {"path": str(path), "out": str(folder / "metrics")}
+    return {
+        "packer analyze": ANALYZE.format(**ours, files=False),
+        "the same, curriculum files": ANALYZE.format(**ours, files=True),
+        "datasets.map(len)": MAP.format(path=str(path)),
+        "datasets.map(len), batched": MAP_BATCHED.format(path=str(path)),
+        "DeepSpeed DataAnalyzer": DATA_ANALYZER.format(path=str(path), out=str(folder / "theirs")),
+    }
 
 
 if __name__ == "__main__":

@@ -9,19 +9,24 @@ import time
 from collections.abc import Mapping
 
 
-def take_turns(contenders: Mapping[str, str], *, turns: int) -> dict[str, float]:
+def take_turns(contenders: Mapping[str, str], *, turns: int, limit: float | None = None) -> dict[str, float]:
     """Run Python programs in turn, start-up included; print and return each one's median wall seconds.
 
-    Beside them stands the processor time of all its processes, which a busy machine changes less.
+    Beside them stands the processor time of all its processes, which a busy machine changes less. A program
+    that takes more than ``limit`` seconds is stopped, and left out from then on.
     """
     wall: dict[str, list[float]] = {name: [] for name in contenders}
     cpu: dict[str, list[float]] = {name: [] for name in contenders}
     for _ in range(turns):
-        for name, program in contenders.items():
+        for name in list(wall):
             start, used = time.perf_counter(), _cpu_of_children()
-            run = subprocess.run(
-                [sys.executable, "-c", textwrap.dedent(program)], capture_output=True, text=True, check=False
-            )
+            command = [sys.executable, "-c", textwrap.dedent(contenders[name])]
+            try:
+                run = subprocess.run(command, capture_output=True, text=True, check=False, timeout=limit)
+            except subprocess.TimeoutExpired:
+                print(f"{name:32} more than {limit} s", flush=True)
+                del wall[name], cpu[name]
+                continue
             if run.returncode:
                 sys.exit(f"{name} failed:\n{run.stderr}")
             wall[name].append(time.perf_counter() - start)
