@@ -41,7 +41,11 @@ class MetricSummary:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Manifest:
-    """The whole manifest. It holds no path, host or time: the same data give the same bytes anywhere."""
+    """The whole manifest.
+
+    It holds no host, no time and no path of the data: the same command on the same data gives the same bytes
+    anywhere. Only the tokenizer stands in ``definition`` as it was named, beside its hash.
+    """
 
     num_samples: int
     num_nulls: int

@@ -7,7 +7,7 @@ import pyarrow.compute as pc
 
 from packer.errors import ColumnError
 
-_SHOWN = 40
+_SHOWN = 10
 
 
 def find_field(schema: pa.Schema, column: str, *, owner: str) -> pa.Field:
@@ -100,6 +100,6 @@ def _listed(schema: pa.Schema, column: str) -> str:
     if not names:
         return "it has no columns at all"
     close = difflib.get_close_matches(column, names, n=1)
-    guess = f"did you mean {close[0]!r}? " if close else ""
+    guess = f"did you mean {close[0]!r}? It" if close else "it"
     more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
-    return f"{guess}It has: {', '.join(names[:_SHOWN])}{more}"
+    return f"{guess} has: {', '.join(names[:_SHOWN])}{more}"

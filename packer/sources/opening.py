@@ -57,9 +57,11 @@ def _open_path(location: Location) -> list[Part]:
     prefixed = Location(f"{location.path}.idx")
     if prefixed.is_file():  # a .bin/.idx pair, named as Megatron names it
         return [IndexedPart(prefixed)]
-    matches = location.expanded() if any(sign in location.path for sign in "*?[") else []
+    is_pattern = any(sign in location.path for sign in "*?[")
+    matches = location.expanded() if is_pattern else []
     if not matches:
-        raise SourceError(f"{location.path}: no such file or directory; check the path")
+        missing = "the pattern matches nothing" if is_pattern else "no such file or directory"
+        raise SourceError(f"{location.path}: {missing}; check the path")
     named = {match.path.rstrip("/") for match in matches}
     folders = {path.rsplit("/", 1)[0] for path in named}
     return [

@@ -61,7 +61,7 @@ def test_a_list_keeps_its_order(tmp_path):
     ("make", "message"),
     [
         (lambda folder: folder / "none", "no such file or directory"),
-        (lambda folder: f"{folder}/*.parquet", "no such file or directory"),
+        (lambda folder: f"{folder}/*.parquet", "the pattern matches nothing"),
         (lambda folder: folder, "folder without data files"),
         (lambda folder: [], "no source was named"),
     ],

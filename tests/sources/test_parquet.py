@@ -129,8 +129,16 @@ def test_a_column_that_is_null_in_the_first_file(tmp_path):
 def test_a_column_that_one_file_lacks_names_that_file(tmp_path):
     pq.write_table(pa.table({"ids": [[1]]}), tmp_path / "1.parquet")
     pq.write_table(pa.table({"tokens": [[1]]}), tmp_path / "2.parquet")
-    with pytest.raises(ColumnError, match=r"2\.parquet has no column 'ids'; It has: tokens"):
+    with pytest.raises(ColumnError, match=r"2\.parquet has no column 'ids'; it has: tokens"):
         check_definition(open_source(tmp_path), LengthDefinition.by_tokens("ids"))
+
+
+def test_of_many_columns_ten_are_listed(tmp_path):
+    pq.write_table(pa.table({f"column {n}": [n] for n in range(40)}), tmp_path / "1.parquet")
+    with pytest.raises(ColumnError, match=r"'ids'; it has: column 0, .*, column 9 and 30 more$"):
+        check_definition(open_source(tmp_path), LengthDefinition.by_tokens("ids"))
+    with pytest.raises(ColumnError, match=r"'colum 7'; did you mean 'column 7'\? It has: column 0, "):
+        check_definition(open_source(tmp_path), LengthDefinition.by_tokens("colum 7"))
 
 
 def test_files_of_different_list_kinds(tmp_path):
