@@ -13,7 +13,11 @@ from collections.abc import Callable
 from functools import cache
 from typing import Any
 
+import numpy as np
 from numba import njit
+
+at = np.uint64
+"""Wraps a position that is never negative: numba would test a signed one for it at every access."""
 
 
 def jit(function: Callable[..., Any]) -> Any:

@@ -6,8 +6,10 @@ history form a node; a node remembers its parent, so the path to the root spells
 """
 
 import numpy as np
+from numba import types
+from numba.extending import intrinsic
 
-from packer.kernels._jit import inline, jit
+from packer.kernels._jit import at, inline, jit
 
 NO_NODE = -1
 
@@ -16,7 +18,7 @@ NO_NODE = -1
 def _set_bit(words, level_starts, position):
     """Mark ``position`` in a bitmap with summaries: level k holds a bit for each word of level k − 1."""
     for level in range(len(level_starts) - 1):
-        words[level_starts[level] + (position >> 6)] |= np.uint64(1) << np.uint64(position & 63)
+        words[at(level_starts[level] + (position >> 6))] |= np.uint64(1) << np.uint64(position & 63)
         position >>= 6
 
 
@@ -24,22 +26,21 @@ def _set_bit(words, level_starts, position):
 def _clear_bit(words, level_starts, position):
     """Unmark ``position``."""
     for level in range(len(level_starts) - 1):
-        word = level_starts[level] + (position >> 6)
+        word = at(level_starts[level] + (position >> 6))
         words[word] &= ~(np.uint64(1) << np.uint64(position & 63))
         if words[word] != 0:
             return
         position >>= 6
 
 
-@inline
-def _lowest_bit(word):
-    """Return the index of the lowest set bit of a uint64 that has one."""
-    index = 0
-    for width in (32, 16, 8, 4, 2, 1):
-        if word & ((np.uint64(1) << np.uint64(width)) - np.uint64(1)) == 0:
-            word >>= np.uint64(width)
-            index += width
-    return index
+@intrinsic
+def _lowest_bit(typing_context, word):
+    """Return the index of the lowest set bit of a uint64 that has one: one instruction."""
+
+    def generate(context, builder, signature, arguments):
+        return builder.cttz(arguments[0], context.get_constant(types.boolean, True))
+
+    return types.int64(word), generate
 
 
 @inline
@@ -51,12 +52,12 @@ def _next_bit(words, level_starts, position):
         word = position >> 6
         if level_starts[level] + word >= level_starts[level + 1]:
             return -1
-        rest = words[level_starts[level] + word] >> np.uint64(position & 63)
+        rest = words[at(level_starts[level] + word)] >> np.uint64(position & 63)
         if rest != 0:
             position += _lowest_bit(rest)
             while level > 0:
                 level -= 1
-                position = (position << 6) + _lowest_bit(words[level_starts[level] + position])
+                position = (position << 6) + _lowest_bit(words[at(level_starts[level] + position)])
             return position
         level += 1
         position = word + 1
@@ -74,7 +75,9 @@ def _how_many(
     size, square, left, room, filled, used, is_open, max_samples, max_squares, min_samples, reserve
 ):
     """Return how many samples of one class, of ``left``, a row takes; a new one takes at least one."""
-    most = min(left, min(max_samples - filled, room // size))
+    most = min(left, max_samples - filled)
+    if most > 1:  # there is room for one
+        most = min(most, room // size)
     if square > 0:
         most = min(most, (max_squares - used) // square)
     if filled + 1 >= min_samples:
@@ -133,13 +136,14 @@ def decide(
             node, before = NO_NODE, NO_NODE
             room, taken, squared, available = capacity, 0, 0, left
             if place >= 0:
-                node = heads[place] - 1
-                while node >= 0 and used[node] + square > max_squares:
-                    before, node = node, following[node]
+                node = heads[at(place)] - 1
+                while node >= 0 and used[at(node)] + square > max_squares:
+                    before, node = node, following[at(node)]
                 if node < 0:
                     place += 1
                     continue
-                room, taken, squared, available = rooms[node], filled[node], used[node], packs[node]
+                here = at(node)
+                room, taken, squared, available = rooms[here], filled[here], used[here], packs[here]
             each = _how_many(
                 size,
                 square,
@@ -153,29 +157,31 @@ def decide(
                 min_samples,
                 reserve,
             )
-            many = min(available, left // each)
+            many = min(available, left if each == 1 else left // each)
             left -= many * each
             if node >= 0:
-                packs[node] -= many
-                if packs[node] == 0:
+                here = at(node)
+                packs[here] -= many
+                if packs[here] == 0:
                     if before >= 0:
-                        following[before] = following[node]
+                        following[at(before)] = following[here]
                     else:
-                        heads[place] = following[node] + 1
-                        if following[node] < 0:
+                        heads[at(place)] = following[here] + 1
+                        if following[here] < 0:
                             _clear_bit(words, levels, place)
             if num_nodes == len(parent):
                 return -1
-            parent[num_nodes], kind[num_nodes], repeats[num_nodes] = node, group, each
-            packs[num_nodes], filled[num_nodes] = many, taken + each
-            used[num_nodes], rooms[num_nodes] = squared + each * square, room - each * size
-            following[num_nodes] = NO_NODE
+            new = at(num_nodes)
+            parent[new], kind[new], repeats[new] = node, group, each
+            packs[new], filled[new] = many, taken + each
+            used[new], rooms[new] = squared + each * square, room - each * size
+            following[new] = NO_NODE
             rest = usable(room - each * size, taken + each, min_samples, reserve)
             if rest > 0 and taken + each < max_samples:
-                following[num_nodes] = heads[rest] - 1
-                if heads[rest] == 0:
+                following[new] = heads[at(rest)] - 1
+                if heads[at(rest)] == 0:
                     _set_bit(words, levels, rest)
-                heads[rest] = num_nodes + 1
+                heads[at(rest)] = num_nodes + 1
             num_nodes += 1
             place = size
     return num_nodes

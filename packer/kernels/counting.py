@@ -1,6 +1,6 @@
 """Counting: histograms of lengths, and ids scattered into the order of their lengths."""
 
-from packer.kernels._jit import jit
+from packer.kernels._jit import at, jit
 
 
 @jit
@@ -20,10 +20,18 @@ def scatter_by_length(lengths, start, stop, cursors, out):
 
 
 @jit
+def take_blocks(values, order, first, last, out):
+    """Write row ``order[r]`` of ``values`` (n, width) to row r of ``out``, for rows [first, last)."""
+    for row in range(first, last):
+        for member in range(values.shape[1]):
+            out[at(row), at(member)] = values[at(order[at(row)]), at(member)]
+
+
+@jit
 def gather_segments(values, starts, offsets, first, last, out):
     """Copy stretches [first, last) of ``values``, from ``starts``, to ``out[offsets[s]:offsets[s + 1]]``."""
     for segment in range(first, last):
         source = starts[segment]
-        target = offsets[segment]
-        for position in range(offsets[segment + 1] - target):
-            out[target + position] = values[source + position]
+        for target in range(offsets[segment], offsets[segment + 1]):
+            out[at(target)] = values[at(source)]
+            source += 1

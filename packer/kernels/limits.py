@@ -43,6 +43,12 @@ def round_up(multiple, shapes, seqlen):
             else:
                 high = middle
         return shapes[low]
+    return next_multiple(multiple, seqlen)
+
+
+@inline
+def next_multiple(multiple, seqlen):
+    """Return the next multiple; without a division, where it can be, for that takes longer than all else."""
     if multiple == 1:
         return seqlen
     return (seqlen + multiple - 1) // multiple * multiple

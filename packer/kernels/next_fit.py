@@ -2,8 +2,8 @@
 
 import numpy as np
 
-from packer.kernels._jit import inline, jit
-from packer.kernels.limits import budget_fits, count_fits, round_up
+from packer.kernels._jit import at, inline, jit
+from packer.kernels.limits import budget_fits, count_fits, next_multiple, round_up
 
 
 @inline
@@ -53,15 +53,37 @@ def _padded_group(lengths, previous, limits, width, same_seqlen, start, stop, lo
 
 
 @inline
-def _packed_group(lengths, previous, limits, start, stop):
+def _padded_row(seqlens, previous, limits, start, stop):
+    """Return how many samples one padded micro-batch can take from ``start`` on; there is one budget."""
+    budget, real, multiple, shapes = limits.budgets[0], limits.real, limits.multiple, limits.shapes
+    max_samples, max_attention = limits.max_samples, limits.max_attention
+    longest, total = np.int64(0), np.int64(0)
+    size = 0
+    while start + size < stop:
+        seqlen = np.int64(seqlens[at(start + size)])
+        longest = max(longest, seqlen)
+        total += seqlen
+        padded = round_up(multiple, shapes, longest)
+        if not count_fits(max_samples, max_attention, size + 1, padded):
+            return size
+        if not budget_fits(budget, real, size + 1, padded, total):
+            return size
+        if len(previous) > 0 and _shares_sample(previous, start, size, 1):
+            return size
+        size += 1
+    return size
+
+
+@inline
+def _packed_row(seqlens, previous, limits, start, stop):
     """Return how many samples one packed row can take from ``start`` on."""
     capacity, segment_multiple = limits.budgets[0], limits.segment_multiple
     max_samples, max_attention = limits.max_samples, limits.max_attention
     total, square = np.int64(0), np.int64(0)
     size = 0
     while start + size < stop and size < max_samples:
-        seqlen = np.int64(lengths[0, start + size])
-        total += (seqlen + segment_multiple - 1) // segment_multiple * segment_multiple
+        seqlen = np.int64(seqlens[at(start + size)])
+        total += next_multiple(segment_multiple, seqlen)
         square += seqlen * seqlen
         if total > capacity or square > max_attention:
             return size
@@ -104,7 +126,9 @@ def next_fit(lengths, previous, limits, width, same_seqlen, start, starts, sizes
             return num_groups, n
         stop = n if wide == width else start + wide * min_samples
         if packed:
-            size = _packed_group(lengths, previous, limits, start, stop)
+            size = _packed_row(lengths[0], previous, limits, start, stop)
+        elif width == 1 and len(lengths) == 1:
+            size = _padded_row(lengths[0], previous, limits, start, stop)
         else:
             size = _padded_group(
                 lengths, previous, limits, wide, same_seqlen, start, stop, longest, totals, widest

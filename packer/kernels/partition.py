@@ -10,73 +10,66 @@ older one expires.
 
 import numpy as np
 
-from packer.kernels._jit import inline
+from packer.kernels._jit import at, inline
 from packer.kernels.limits import UNLIMITED
 
 
 @inline
-def _overtakes(cost, older, newer):
-    """Return the smallest S, or 0, at which starting a group at ``newer`` is no dearer than at ``older``."""
-    dearer = cost[newer] - cost[older]
-    return (dearer + newer - older - 1) // (newer - older) if dearer > 0 else np.int64(0)
-
-
-@inline
-def partition(shapes, reach, num_units, least, charge, cost, came, queue, turns, expiry):
+def partition(shapes, expiry, num_units, least, charge, cost, came, starts, costs, turns, ends):
     """Find the cheapest partition of the first ``num_units`` sorted units; leave units out if it must be.
 
     Args:
-        shapes: (n,) int64, S of a group that ends with each unit, never falling.
-        reach: (n,) int64, the first unit that a group ending with each unit may start with, never falling.
+        shapes: (n + 1,) int64, S of a group that ends with each unit, never falling, below 2^31.
+        expiry: (n + 1,) int64, the first end that a group from each start cannot reach, never falling.
         num_units: n.
         least: units that a group must hold.
         charge: what a group costs besides its padded tokens.
         cost: (n + 1,) int64 scratch.
         came: (n + 1,) int64, filled: where the group that ends before each unit starts; the place itself
             where the unit before is left out.
-        queue: (n + 1,) int64 scratch, the starts that will be best.
-        turns: (n + 1,) int64 scratch, S at which each start in the queue gives way to the next.
-        expiry: (n + 1,) int64 scratch.
+        starts: (n + 1,) int64 scratch: the queue, starts that will be best.
+        costs: (n + 1,) int64 scratch: what all before each start in the queue costs.
+        turns: (n + 1,) int64 scratch: S at which each start in the queue gives way to the next.
+        ends: (n + 1,) int64 scratch: the expiry of each start in the queue.
     """
     # Leaving a unit out costs more than any partition; it only happens where ``least`` leaves no other way.
     penalty = UNLIMITED // (num_units + 1)
-    expired = 0
-    for end in range(1, num_units + 1):
-        while expired < reach[end - 1]:
-            expiry[expired] = end
-            expired += 1
-    for start in range(expired, num_units + 1):
-        expiry[start] = num_units + 1
+    never = shapes[at(num_units - 1)] + 1
     head, tail = 0, 0
     cost[0] = 0
     for end in range(1, num_units + 1):
         newer = end - least
-        if newer >= 0 and expiry[newer] > end:
-            turn = np.int64(0)
-            while tail > head:
-                middle = queue[tail - 1]
-                turn = _overtakes(cost, middle, newer)
-                if tail - head == 1:
-                    break
-                first, gone, late = turns[tail - 2], expiry[queue[tail - 2]], expiry[middle]
+        if newer >= 0 and expiry[at(newer)] > end:
+            paid = cost[at(newer)]
+            while tail - head >= 2:
+                # S at which ``newer`` gets no dearer than ``middle``: dearer / gap, never divided here
+                dearer, gap = paid - costs[at(tail - 1)], newer - starts[at(tail - 1)]
+                first, gone, late = turns[at(tail - 2)], ends[at(tail - 2)], ends[at(tail - 1)]
                 # ``middle`` is never best if it follows the start before no earlier than ``newer`` follows it
-                by_line = first >= turn or shapes[late - 2] < first
-                by_age = gone >= late or shapes[gone - 1] >= turn
-                if not (by_line and by_age):
+                by_line = (first * gap >= dearer) | (shapes[at(late - 2)] < first)
+                by_age = (gone >= late) | (shapes[at(gone - 1)] * gap >= dearer)
+                if not (by_line & by_age):
                     break
                 tail -= 1
             if tail > head:
-                turns[tail - 1] = turn
-            queue[tail] = newer
+                dearer, gap = paid - costs[at(tail - 1)], newer - starts[at(tail - 1)]
+                turns[at(tail - 1)] = _ceiling(dearer, gap, never)
+            starts[at(tail)], costs[at(tail)], ends[at(tail)] = newer, paid, expiry[at(newer)]
             tail += 1
-        shape = shapes[end - 1]
-        while tail - head >= 2 and (expiry[queue[head]] <= end or turns[head] <= shape):
+        shape = shapes[at(end - 1)]
+        while tail - head >= 2 and (ends[at(head)] <= end or turns[at(head)] <= shape):
             head += 1
-        cost[end] = cost[end - 1] + penalty
-        came[end] = end
-        if tail > head and expiry[queue[head]] > end:
-            start = queue[head]
-            total = cost[start] + (end - start) * shape + charge
-            if total < cost[end]:
-                cost[end] = total
-                came[end] = start
+        least_cost, start = cost[at(end - 1)] + penalty, end
+        if tail > head and ends[at(head)] > end:
+            total = costs[at(head)] + (end - starts[at(head)]) * shape + charge
+            if total < least_cost:
+                least_cost, start = total, starts[at(head)]
+        cost[at(end)], came[at(end)] = least_cost, start
+
+
+@inline
+def _ceiling(dearer, gap, most):
+    """Return ⌈dearer / gap⌉ between 0 and ``most``."""
+    if dearer <= 0:
+        return np.int64(0)
+    return min(most, np.int64((np.uint64(dearer) + np.uint64(gap - 1)) // np.uint64(gap)))

@@ -6,7 +6,7 @@ its counter, so that any draw can be made by any thread in any order. It depends
 
 import numpy as np
 
-from packer.kernels._jit import inline, jit
+from packer.kernels._jit import at, inline, jit
 
 _GAMMA = np.uint64(0x9E3779B97F4A7C15)
 _MIX_1 = np.uint64(0xBF58476D1CE4E5B9)
@@ -76,8 +76,8 @@ def draw_to_end(values, size, count, key):
 def shuffle(values, start, stop, key):
     """Shuffle ``values[start:stop]`` in place (Fisher–Yates)."""
     for last in range(stop - start - 1, 0, -1):
-        other = start + below(key, last, last + 1)
-        values[start + last], values[other] = values[other], values[start + last]
+        here, other = at(start + last), at(start + below(key, last, last + 1))
+        values[here], values[other] = values[other], values[here]
 
 
 @jit
@@ -91,15 +91,15 @@ def shuffle_segments(values, offsets, first, last, key):
 def count_buckets(start, stop, shift, key, counts):
     """Count the buckets that the integers of [start, stop) draw: the top bits of their draws."""
     for value in range(start, stop):
-        counts[np.int64(draw(key, value) >> shift)] += 1
+        counts[draw(key, value) >> shift] += 1
 
 
 @jit
 def scatter_buckets(start, stop, shift, key, cursors, out):
     """Write the integers of [start, stop) where the cursors of their buckets stand, and move these."""
     for value in range(start, stop):
-        bucket = np.int64(draw(key, value) >> shift)
-        out[cursors[bucket]] = value
+        bucket = draw(key, value) >> shift
+        out[at(cursors[bucket])] = value
         cursors[bucket] += 1
 
 
@@ -107,6 +107,6 @@ def scatter_buckets(start, stop, shift, key, cursors, out):
 def scatter_entries(lengths, start, stop, shift, key, cursors, out):
     """Like ``scatter_buckets``, but write entries: length << 32 | integer, as int64."""
     for value in range(start, stop):
-        bucket = np.int64(draw(key, value) >> shift)
-        out[cursors[bucket]] = np.int64(lengths[value]) << 32 | value
+        bucket = draw(key, value) >> shift
+        out[at(cursors[bucket])] = np.int64(lengths[value]) << 32 | value
         cursors[bucket] += 1

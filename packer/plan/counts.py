@@ -63,6 +63,8 @@ def rank_imbalance(costs: NDArray[np.int64], dp_size: int) -> float:
 
     Summed in billionths, as integers: the same figure on every machine.
     """
+    if dp_size == 1:
+        return 0.0
     # (slots · D,) -> (slots, D)
     slots = costs.reshape(-1, dp_size)
     totals = slots.sum(axis=1)

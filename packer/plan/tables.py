@@ -1,6 +1,7 @@
 """Arrow IPC files in the making, on disk or in memory, hashed while they are written."""
 
 import hashlib
+from collections import deque
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
@@ -11,8 +12,8 @@ import pyarrow as pa
 from packer.plan import schema
 from packer.plan.digest import batch_digest
 
-_WORTH_A_THREAD = 1 << 18
-"""Bytes."""
+_AHEAD = 4
+"""Record batches that may wait to be hashed and written while the next ones are made."""
 
 
 class Target(Protocol):
@@ -55,32 +56,37 @@ class TableFiles:
 
     def __init__(self, target: Target) -> None:
         self._target = target
-        self._pool = ThreadPoolExecutor(max_workers=2)  # hashes of values, and of bytes
+        self._values = ThreadPoolExecutor(max_workers=1)  # hashes them
+        self._bytes = ThreadPoolExecutor(max_workers=1)  # hashes and writes them, in their order
         self._streams: list[Any] = []
 
     def open(self, name: str, columns: pa.Schema) -> "TableFile":
         """Begin a table."""
         stream = self._target.open(name)
         self._streams.append(stream)
-        return TableFile(stream, columns, self._pool)
+        return TableFile(stream, columns, self._values, self._bytes)
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *error: object) -> None:
-        self._pool.shutdown()
+        self._values.shutdown(cancel_futures=True)
+        self._bytes.shutdown(cancel_futures=True)
         for stream in self._streams:
             with suppress(OSError):  # a full disk has said so already
                 stream.close()
 
 
 class TableFile:
-    """One table, appended batch by batch; values and bytes are hashed in threads while they are written."""
+    """One table, appended batch by batch; threads hash and write while the next batches are made."""
 
-    def __init__(self, stream: Any, columns: pa.Schema, pool: ThreadPoolExecutor) -> None:
-        self._sink = _HashingSink(stream, pool)
+    def __init__(
+        self, stream: Any, columns: pa.Schema, values: ThreadPoolExecutor, in_turn: ThreadPoolExecutor
+    ) -> None:
+        self._sink = _HashingSink(stream, in_turn)
         self._writer = pa.ipc.new_file(self._sink, columns)
-        self._pool = pool
+        self._values = values
+        self._waiting: deque[tuple[Future[str], Future[None]]] = deque()
         self._digests: list[str] = []
         self._num_rows = 0
         self._rows_per_batch = int(columns.metadata[schema.ROWS_PER_BATCH])
@@ -88,13 +94,15 @@ class TableFile:
     def append(self, batch: pa.RecordBatch) -> None:
         """Write one record batch; only the last one of a file may hold less than ``rows_per_batch`` rows."""
         assert self._num_rows % self._rows_per_batch == 0, "a short record batch must be the last"
-        digest: Future[str] = self._pool.submit(batch_digest, batch)
+        digest = self._values.submit(batch_digest, batch)
         self._writer.write_batch(batch)
-        self._digests.append(digest.result())
         self._num_rows += batch.num_rows
+        self._waiting.append((digest, self._sink.hand_over()))
+        self._settle(_AHEAD)
 
     def close(self) -> dict[str, Any]:
         """Finish the file; return its entry in the header."""
+        self._settle(0)
         self._writer.close()
         self._sink.close()
         return {
@@ -105,36 +113,50 @@ class TableFile:
             "batch_digests": self._digests,
         }
 
+    def _settle(self, most: int) -> None:
+        """Wait until at most so many record batches wait; raise what went wrong with one."""
+        while len(self._waiting) > most:
+            digest, written = self._waiting.popleft()
+            self._digests.append(digest.result())
+            written.result()
+
 
 class _HashingSink:
-    """The file object that Arrow writes to."""
+    """The file object that Arrow writes to: it collects bytes until they are handed over to a thread."""
 
-    def __init__(self, stream: Any, pool: ThreadPoolExecutor) -> None:
+    def __init__(self, stream: Any, in_turn: ThreadPoolExecutor) -> None:
         self._stream = stream
-        self._pool = pool
+        self._in_turn = in_turn
+        self._chunks: list[Any] = []
         self._digest = hashlib.sha256()
         self.size = 0
         self.closed = False
 
     def write(self, data: Any) -> None:
         self.size += len(data)
-        if len(data) < _WORTH_A_THREAD:
-            self._digest.update(data)
-            self._stream.write(data)
-            return
-        hashed = self._pool.submit(self._digest.update, data)
-        self._stream.write(data)
-        hashed.result()
+        self._chunks.append(data)
+
+    def hand_over(self) -> Future[None]:
+        """Have what was collected hashed and written, behind what was handed over before."""
+        chunks, self._chunks = self._chunks, []
+        return self._in_turn.submit(self._put, chunks)
 
     def flush(self) -> None:
+        self.hand_over().result()
         self._stream.flush()
 
     def close(self) -> None:
+        self.hand_over().result()
         self._stream.close()
         self.closed = True
 
     def hexdigest(self) -> str:
         return self._digest.hexdigest()
+
+    def _put(self, chunks: list[Any]) -> None:
+        for chunk in chunks:
+            self._digest.update(chunk)
+            self._stream.write(chunk)
 
 
 class _KeptOpen:

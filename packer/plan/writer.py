@@ -200,14 +200,14 @@ def _microbatch_arrays(epoch: PlannedEpoch, rows: slice, dp_size: int, grad_accu
     offsets = epoch.offsets[rows.start : rows.stop + 1]
     pieces = slice(int(offsets[0]), int(offsets[-1]))
     local = (offsets - offsets[0]).astype(np.int32)
-    seqlens = epoch.seqlens[pieces]
+    seqlens = np.ascontiguousarray(epoch.seqlens[pieces])
     num_samples = np.diff(local)
     assert num_samples.min(initial=1) > 0, "a micro-batch holds at least one sample"
     arrays: dict[str, Any] = {
         "step": row // (grad_accum * dp_size),
         "accum": (row // dp_size % grad_accum).astype(np.int32),
         "dp_rank": (row % dp_size).astype(np.int32),
-        "sample_ids": (local, epoch.sample_ids[pieces]),
+        "sample_ids": (local, np.ascontiguousarray(epoch.sample_ids[pieces])),
         "seqlens": (local, seqlens),
         "num_samples": num_samples,
         "num_tokens": np.add.reduceat(seqlens, local[:-1], dtype=np.int64),
@@ -228,23 +228,25 @@ def _write_steps(tables: TableFiles, name: str, epoch: PlannedEpoch, totals: "_T
     """Write one epoch's steps; return the file's entry. ``samples_before`` counts over all epochs."""
     columns = schema.steps_schema()
     table = tables.open(name, columns)
-    samples_before, totals.samples = _running(epoch.step_num_samples, totals.samples)
-    tokens_before, totals.tokens = _running(epoch.step_num_tokens, totals.tokens)
-    arrays = {
-        "step": np.arange(len(samples_before), dtype=np.int64),
-        "num_samples": epoch.step_num_samples,
-        "num_tokens": epoch.step_num_tokens,
-        "num_loss_tokens": epoch.step_num_loss_tokens,
-        "max_seqlen": epoch.step_max_seqlen,
-        "lr_scale": epoch.lr_scales,
-        "samples_before": samples_before,
-        "tokens_before": tokens_before,
-    }
-    for first in range(0, len(samples_before), schema.MAX_ROWS_PER_BATCH):
+    for first in range(0, len(epoch.step_num_samples), schema.MAX_ROWS_PER_BATCH):
         rows = slice(first, first + schema.MAX_ROWS_PER_BATCH)
-        num_rows = len(samples_before[rows])
-        batch = {key: pa.nulls(num_rows, pa.int64()) if v is None else v[rows] for key, v in arrays.items()}
-        table.append(_record_batch(columns, batch))
+        num_samples, num_tokens = epoch.step_num_samples[rows], epoch.step_num_tokens[rows]
+        samples_before, totals.samples = _running(num_samples, totals.samples)
+        tokens_before, totals.tokens = _running(num_tokens, totals.tokens)
+        num_loss_tokens = epoch.step_num_loss_tokens
+        arrays = {
+            "step": np.arange(first, first + len(num_samples), dtype=np.int64),
+            "num_samples": num_samples,
+            "num_tokens": num_tokens,
+            "num_loss_tokens": pa.nulls(len(num_samples), pa.int64())
+            if num_loss_tokens is None
+            else num_loss_tokens[rows],
+            "max_seqlen": epoch.step_max_seqlen[rows],
+            "lr_scale": epoch.lr_scales[rows],
+            "samples_before": samples_before,
+            "tokens_before": tokens_before,
+        }
+        table.append(_record_batch(columns, arrays))
     return table.close()
 
 

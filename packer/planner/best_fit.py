@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from packer.kernels import best_fit as kernels
 from packer.kernels.limits import UNLIMITED, Limits
 from packer.planner.microbatches import IntArray, MicroBatches
-from packer.planner.orders import by_length, id_dtype, permutation, shuffle_within, subkey
+from packer.planner.orders import by_length, id_dtype, permutation, shuffle_within, subkey, take
 from packer.planner.threads import chunk_edges, run_chunks
 
 
@@ -30,8 +30,8 @@ def best_fit(lengths: IntArray, limits: Limits, *, key: np.uint64) -> MicroBatch
     packs, pattern_offsets, classes = decide_patterns(class_lengths, counts, limits)
     # (M,) pattern of each pack, in random order
     kinds = np.repeat(np.arange(len(packs), dtype=np.int32), packs)
-    kinds = kinds[permutation(len(kinds), subkey(key, 1))]
-    sizes = np.diff(pattern_offsets)[kinds]
+    kinds = take(kinds, permutation(len(kinds), subkey(key, 1)))
+    sizes = take(np.diff(pattern_offsets), kinds)
     starts = np.cumsum(sizes) - sizes
     out_ids = np.empty(len(order), id_dtype(len(order)))
     out_lengths = np.empty(len(order), np.int32)

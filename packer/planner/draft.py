@@ -1,6 +1,7 @@
 """One epoch laid out in rows: all but what depends on the other epochs (learning-rate base, shapes)."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ from packer.kernels import counting
 from packer.plan.epoch import DroppedSamples
 from packer.planner.config import PlanConfig
 from packer.planner.microbatches import IntArray, MicroBatches
+from packer.planner.orders import join_entries, split_entries, take
 from packer.planner.pieces import Pieces, reason
 from packer.planner.steps import Rows, arrange
 from packer.planner.threads import chunk_edges, run_chunks
@@ -75,6 +77,7 @@ def lay_out(
     Raises:
         EmptyPlanError: no step would be left.
     """
+    microbatches = _end_to_end(microbatches)
     parts, seqlens = microbatches.pieces, microbatches.seqlens
     if len(config.budgets) > 1 or "seqlen" not in config.budgets:
         seqlens = pieces.seqlens[parts]
@@ -84,8 +87,7 @@ def lay_out(
     if imbalance is not None:
         figures = figures | {"rank_imbalance_before": imbalance}
     dropped = _dropped(microbatches, rows, pieces)
-    chosen = rows.microbatches
-    starts, sizes = microbatches.starts[chosen], microbatches.sizes[chosen]
+    starts, sizes = _of_rows(microbatches.starts, rows), _of_rows(microbatches.sizes, rows)
     offsets = _offsets(sizes)
     # at a billion samples every copy counts: each array is gathered and let go before the next
     del microbatches
@@ -93,30 +95,30 @@ def lay_out(
     del parts
     ordered_seqlens = _gather(seqlens, starts, offsets)
     del seqlens
-    # (R,) -> (T, E)
-    shape = (-1, config.microbatches_per_step)
-    counted = ~rows.is_filler
-    num_samples = (sizes * counted).reshape(shape).sum(axis=1)
-    num_tokens = (tokens[chosen] * counted).reshape(shape).sum(axis=1)
+    counted = None if not rows.is_filler.any() else ~rows.is_filler
+    per_step = partial(_sum_steps, num_rows=config.microbatches_per_step, counted=counted)
+    num_samples, num_tokens = per_step(sizes), per_step(_of_rows(tokens, rows))
     num_loss_tokens: NDArray[np.int64] | None = num_tokens - num_samples
     if loss_tokens is not None:
         num_loss_tokens = None
         if pieces.starts is None:
             known = loss_tokens[pieces.sample_ids(ordered)]
-            per_row = np.add.reduceat(known, offsets[:-1], dtype=np.int64)
-            num_loss_tokens = (per_row * counted).reshape(shape).sum(axis=1)
+            num_loss_tokens = per_step(np.add.reduceat(known, offsets[:-1], dtype=np.int64))
+    longest = _of_rows(longest, rows)
+    # (R,) -> (T, E)
+    shape = (-1, config.microbatches_per_step)
     return Draft(
         pieces=ordered,
         seqlens=ordered_seqlens,
         offsets=offsets,
         rows=rows,
-        unpadded=(rooms if config.layout == "packed" else longest)[chosen],
+        unpadded=_of_rows(rooms, rows) if config.layout == "packed" else longest,
         unpadded_by_metric=_longest_by_metric(ordered, offsets, pieces, config),
-        costs=costs[chosen],
+        costs=_of_rows(costs, rows),
         num_samples=num_samples,
         num_tokens=num_tokens,
         num_loss_tokens=num_loss_tokens,
-        max_seqlen=longest[chosen].reshape(shape).max(axis=1),
+        max_seqlen=longest.reshape(shape).max(axis=1) if shape[1] > 1 else longest,
         is_full=np.logical_not((rows.is_filler | rows.is_repeat).reshape(shape).any(axis=1)),
         dropped=dropped,
         figures=figures,
@@ -166,6 +168,34 @@ def _offsets(sizes: NDArray[np.int64]) -> NDArray[np.int64]:
     offsets = np.zeros(len(sizes) + 1, np.int64)
     np.cumsum(sizes, out=offsets[1:])
     return offsets
+
+
+def _sum_steps(
+    values: NDArray[np.int64], *, num_rows: int, counted: NDArray[np.bool_] | None
+) -> NDArray[np.int64]:
+    """Return (T,): the sums over the ``num_rows`` rows of each step, of those that are counted."""
+    if counted is not None:
+        values = values * counted
+    # (R,) -> (T, E) -> (T,)
+    sums: NDArray[np.int64] = values.reshape(-1, num_rows).sum(axis=1) if num_rows > 1 else values
+    return sums
+
+
+def _end_to_end(microbatches: MicroBatches) -> MicroBatches:
+    """Copy micro-batches into the order in which they run, so that what follows reads memory in its order."""
+    starts, offsets = microbatches.starts, _offsets(microbatches.sizes)
+    entries = join_entries(microbatches.pieces, microbatches.seqlens)
+    if entries is not None:
+        pieces, seqlens = split_entries(_gather(entries, starts, offsets))
+    else:
+        pieces = _gather(microbatches.pieces, starts, offsets)
+        seqlens = _gather(microbatches.seqlens, starts, offsets)
+    return replace(microbatches, pieces=pieces, seqlens=seqlens, starts=offsets[:-1])
+
+
+def _of_rows(values: IntArray, rows: Rows) -> IntArray:
+    """Return what each row's micro-batch has in ``values``; a view where they come in their order."""
+    return values[: len(rows.microbatches)] if rows.in_order else take(values, rows.microbatches)
 
 
 def _gather(values: IntArray, starts: NDArray[np.int64], offsets: NDArray[np.int64]) -> Any:

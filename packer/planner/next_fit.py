@@ -6,7 +6,7 @@ from numpy.typing import NDArray
 from packer.kernels import next_fit as kernels
 from packer.kernels.limits import Limits
 from packer.planner.microbatches import IntArray, MicroBatches
-from packer.planner.orders import by_length, id_dtype, shuffled_entries
+from packer.planner.orders import by_length, id_dtype, shuffled_entries, split_entries
 
 _GROUPS_AT_ONCE = 1 << 20
 
@@ -40,10 +40,10 @@ def next_fit(
     if width > 1:
         pieces = _dealt(pieces, starts, sizes, widths)
         seqlens = _dealt(seqlens, starts, sizes, widths)
-    # (groups,) -> (micro-batches,)
-    member = np.arange(int(widths.sum())) - np.repeat(np.cumsum(widths) - widths, widths)
-    sizes = np.repeat(sizes, widths)
-    starts = np.repeat(starts, widths) + member * sizes
+        # (groups,) -> (micro-batches,)
+        member = np.arange(int(widths.sum())) - np.repeat(np.cumsum(widths) - widths, widths)
+        sizes = np.repeat(sizes, widths)
+        starts = np.repeat(starts, widths) + member * sizes
     return MicroBatches(
         pieces=pieces,
         seqlens=seqlens,
@@ -65,9 +65,9 @@ def _in_order(lengths: IntArray, order: str, key: np.uint64) -> tuple[IntArray, 
             return pieces, np.repeat(distinct.astype(np.int32), np.diff(offsets))[np.newaxis]
     else:
         entries = shuffled_entries(lengths[0], key)
-        pieces = (entries & 0xFFFFFFFF).astype(id_dtype(num_samples))
+        pieces, seqlens = split_entries(entries)
         if len(lengths) == 1:
-            return pieces, (entries >> 32).astype(np.int32)[np.newaxis]
+            return pieces, seqlens[np.newaxis]
     return pieces, lengths[:, pieces]
 
 
@@ -104,6 +104,8 @@ def _dealt(values: IntArray, starts: IntArray, sizes: IntArray, widths: IntArray
 
 def _gaps(num_samples: int, starts: NDArray[np.int64], sizes: NDArray[np.int64]) -> IntArray:
     """Return the positions between the micro-batches."""
+    if int(sizes.sum()) == num_samples:
+        return np.empty(0, np.int64)
     ends = np.append(starts, num_samples)
     begins = np.append(np.zeros(1, np.int64), starts + sizes)
     gaps = ends - begins

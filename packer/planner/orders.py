@@ -1,5 +1,6 @@
 """Orders of samples: as they stand, by length, or at random; each a pure function of its key."""
 
+import sys
 from enum import IntEnum
 from typing import Any
 
@@ -86,6 +87,36 @@ def shuffled_entries(lengths: IntArray, key: np.uint64) -> NDArray[np.int64]:
     )
     _shuffle_segments(out, offsets, key)
     return out
+
+
+def take(values: IntArray, order: IntArray) -> IntArray:
+    """Return ``values[order]``: numbers, or rows of them."""
+    out = np.empty((len(order), *values.shape[1:]), values.dtype)
+    width = values.shape[1] if values.ndim > 1 else 1
+    source, target = values.reshape(len(values), width), out.reshape(len(order), width)
+    run_chunks(
+        lambda _, first, last: counting.take_blocks(source, order, first, last, target),
+        chunk_edges(len(order)),
+    )
+    return out
+
+
+def split_entries(entries: NDArray[np.int64]) -> tuple[IntArray, NDArray[np.int32]]:
+    """Return the samples and the lengths of entries, views where ids have 32 bits."""
+    # (n,) int64 -> (n, 2) int32
+    halves = entries.view(np.int32).reshape(-1, 2)
+    low, high = (0, 1) if sys.byteorder == "little" else (1, 0)
+    if id_dtype(len(entries)) is np.int32:
+        return halves[:, low], halves[:, high]
+    return entries & 0xFFFFFFFF, halves[:, high]
+
+
+def join_entries(pieces: IntArray, seqlens: NDArray[np.int32]) -> NDArray[np.int64] | None:
+    """Return the entries whose halves these are, as ``split_entries`` gave them; None where they are not."""
+    entries = pieces.base
+    if entries is None or entries is not seqlens.base or entries.shape != pieces.shape:
+        return None
+    return entries if entries.dtype == np.int64 else None
 
 
 def histogram(lengths: IntArray) -> tuple[NDArray[np.int64], NDArray[np.int64]]:

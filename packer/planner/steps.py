@@ -24,6 +24,8 @@ class Rows:
     """(R,)"""
     left_out: NDArray[np.int64]
     """Micro-batches that fill no step."""
+    in_order: bool = False
+    """Row r holds micro-batch r."""
 
 
 def arrange(
@@ -60,15 +62,23 @@ def _fill_steps(microbatches: MicroBatches, costs: NDArray[np.int64], config: Pl
         raise EmptyPlanError(_why_empty(num_microbatches, config))
     if rest == 0:
         none = np.zeros(num_microbatches, np.bool_)
-        return Rows(microbatches=order, is_filler=none, is_repeat=none, left_out=order[:0])
+        return Rows(microbatches=order, is_filler=none, is_repeat=none, left_out=order[:0], in_order=True)
     key = key_for(config.seed, epoch, Purpose.REMAINDER)
     if config.remainder == "drop":
         left_out = order[num_microbatches - rest :]
+        in_order = True
         if config.order == "seqlen" and not microbatches.in_steps:
             left_out = np.sort(permutation(num_microbatches, key)[:rest].astype(np.int64))
             order = np.delete(order, left_out)
+            in_order = False
         none = np.zeros(num_microbatches - rest, np.bool_)
-        return Rows(microbatches=order[: len(none)], is_filler=none, is_repeat=none, left_out=left_out)
+        return Rows(
+            microbatches=order[: len(none)],
+            is_filler=none,
+            is_repeat=none,
+            left_out=left_out,
+            in_order=in_order,
+        )
     last = order[num_microbatches - rest :]
     missing = size - rest
     if config.remainder == "keep":

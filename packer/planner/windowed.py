@@ -16,7 +16,7 @@ from packer.kernels.limits import Limits
 from packer.planner.best_fit import bitmap_levels
 from packer.planner.microbatches import IntArray, MicroBatches, concatenate, reindex
 from packer.planner.next_fit import next_fit
-from packer.planner.orders import id_dtype, permutation, shuffled_entries, subkey
+from packer.planner.orders import permutation, shuffled_entries, split_entries, subkey, take
 from packer.planner.threads import run_chunks
 
 CHARGE_DIVISOR = 4
@@ -55,13 +55,10 @@ def _pack_windows(
     lengths: IntArray, owners: IntArray | None, limits: Limits, window: int, width: int, key: np.uint64
 ) -> MicroBatches:
     """Pack every window; the micro-batches come window by window."""
-    num_samples = lengths.shape[1]
     entries = shuffled_entries(lengths[0], key)
     edges = window_edges(lengths, limits, window, width)
     bits = int(lengths.max()).bit_length()
     budget = int(limits.budgets[0])
-    out_ids = np.empty(num_samples, id_dtype(num_samples))
-    out_lengths = np.empty(num_samples, np.int32)
     owned = np.empty(0, np.int64) if owners is None else _counted(owners)
 
     def partition(span: NDArray[np.int64], room: NDArray[np.int64], left: NDArray[np.int64]) -> int:
@@ -74,8 +71,6 @@ def _pack_windows(
                 width,
                 budget // CHARGE_DIVISOR,
                 owned,
-                out_ids,
-                out_lengths,
                 room[0],
                 room[1],
                 left,
@@ -87,18 +82,17 @@ def _pack_windows(
         words = np.zeros(int(levels[-1]), np.uint64)
         heads = np.zeros(budget + 1, np.int32)
         return int(
-            kernels.best_fit_windows(
-                entries, span, bits, limits, levels, words, heads, out_ids, out_lengths, room[0], room[1]
-            )
+            kernels.best_fit_windows(entries, span, bits, limits, levels, words, heads, room[0], room[1])
         )
 
     stretches, leftover = _run_windows(best_fit if limits.packed else partition, edges)
+    pieces, seqlens = split_entries(entries)
     return MicroBatches(
-        pieces=out_ids,
-        seqlens=out_lengths,
+        pieces=pieces,
+        seqlens=seqlens,
         starts=stretches[0],
         sizes=stretches[1],
-        leftover=out_ids[leftover],
+        leftover=pieces[leftover],
         in_steps=width > 1,
     )
 
@@ -120,9 +114,10 @@ def finish_windows(
     key: np.uint64,
 ) -> MicroBatches:
     """Shuffle the micro-batches of all windows, or their steps, and pack what the windows left over."""
-    # (2, steps · width) -> whole steps in random order
-    steps = np.stack([packed.starts, packed.sizes]).reshape(2, -1, width)
-    starts, sizes = steps[:, permutation(steps.shape[1], subkey(key, 0))].reshape(2, -1)
+    order = permutation(len(packed) // width, subkey(key, 0))
+    # (steps · width,) -> whole steps in random order
+    starts = take(packed.starts.reshape(-1, width), order).reshape(-1)
+    sizes = take(packed.sizes.reshape(-1, width), order).reshape(-1)
     leftover = packed.leftover
     packed = replace(packed, starts=starts, sizes=sizes)
     if not len(leftover):

@@ -36,3 +36,13 @@ def test_gather_segments_equals_naive(sizes, random):
     out = np.empty(len(values), np.int32)
     counting.gather_segments(values, starts[rows], offsets, 0, len(rows), out)
     assert out.tolist() == [v for row in rows for v in values[starts[row] : starts[row] + sizes[row]]]
+
+
+@given(st.integers(1, 4), st.lists(st.integers(0, 9), min_size=1, max_size=20))
+def test_take_blocks_equals_indexing(width, order):
+    values = np.arange(10 * width).reshape(10, width)
+    out = np.empty((len(order), width), np.int64)
+    middle = len(order) // 2
+    counting.take_blocks(values, np.array(order, np.int32), middle, len(order), out)
+    counting.take_blocks(values, np.array(order, np.int32), 0, middle, out)
+    assert out.tolist() == values[order].tolist()

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from packer.kernels import windows
 from packer.kernels.limits import UNLIMITED
+from packer.planner.orders import split_entries
 from packer.planner.windowed import windowed
 from tests import naive
 from tests.kernels.limits import limits
@@ -24,7 +25,6 @@ def partition(lengths, owners, bounds, width, charge):
     """Partition one window; return the micro-batches as positions in ``lengths``."""
     size = len(lengths)
     entries = np.array(lengths, np.int64) << 32 | np.arange(size)
-    ids, seqlens = np.empty(size, np.int32), np.empty(size, np.int32)
     starts, sizes, left = np.empty(size, np.int64), np.empty(size, np.int64), np.empty(1, np.int64)
     count = windows.partition_windows(
         entries,
@@ -34,12 +34,11 @@ def partition(lengths, owners, bounds, width, charge):
         width,
         charge,
         np.array(owners, np.int32),
-        ids,
-        seqlens,
         starts,
         sizes,
         left,
     )
+    ids, seqlens = split_entries(entries)
     assert seqlens.tolist() == [lengths[sample] for sample in ids]
     groups = [ids[s : s + z].tolist() for s, z in zip(starts[:count], sizes[:count], strict=True)]
     rest = ids[size - left[0] :].tolist()
@@ -121,7 +120,6 @@ def test_best_fit_windows_equal_naive(data):
     edges = np.array(sorted(cuts))
     size = len(lengths)
     entries = np.array(lengths, np.int64) << 32 | np.arange(size)
-    ids, seqlens = np.empty(size, np.int32), np.empty(size, np.int32)
     starts, sizes = np.empty(size, np.int64), np.empty(size, np.int64)
     bounds = limits(capacity, packed=True)
     count = windows.best_fit_windows(
@@ -130,11 +128,10 @@ def test_best_fit_windows_equal_naive(data):
         max(lengths).bit_length(),
         bounds,
         *bitmap(capacity),
-        ids,
-        seqlens,
         starts,
         sizes,
     )
+    ids, seqlens = split_entries(entries)
     packs = [ids[s : s + z].tolist() for s, z in zip(starts[:count], sizes[:count], strict=True)]
     assert sorted(naive.flat(packs)) == list(range(size))
     assert seqlens.tolist() == [lengths[sample] for sample in ids]
