@@ -19,7 +19,7 @@ from .progress import ProgressDisplay
 @click.option(
     "--metrics",
     type=click.Path(path_type=Path),
-    help="Compare every planned length with the metrics that the plan was made from.",
+    help="Compare every planned length, and the curriculum, with the metrics that the plan was made from.",
 )
 @click.option(
     "--source",
@@ -57,10 +57,11 @@ def verify(
     if sources:
         measured = verify_source(opened, sources, metrics=lengths, tokenizer=tokenizer, num_samples=measure)
     result = asdict(checked) | {"num_measured": measured, "content_hash": opened.fingerprint}
-    click.echo(json.dumps(result) if as_json else _for_people(plan, checked, measured))
+    has_curriculum = opened.config.get("curriculum") is not None
+    click.echo(json.dumps(result) if as_json else _for_people(plan, checked, measured, has_curriculum))
 
 
-def _for_people(plan: Path, checked: Verified, measured: int) -> str:
+def _for_people(plan: Path, checked: Verified, measured: int, has_curriculum: bool) -> str:
     lines = [
         f"{plan}: every invariant holds",
         f"  {counted(checked.num_files, 'file')} as written; {counted(checked.num_steps, 'step')} in "
@@ -70,6 +71,10 @@ def _for_people(plan: Path, checked: Verified, measured: int) -> str:
     ]
     if checked.with_metrics:
         lines.append("  every length as in the metrics")
+    if checked.with_curriculum:
+        lines.append("  no sample before the curriculum admits it")
+    elif has_curriculum:
+        lines.append("  not checked: its curriculum, which takes --metrics")
     if measured:
         lines.append(f"  {counted(measured, 'sample')} of the source measured again: lengths as planned")
     return "\n".join(lines)

@@ -1,6 +1,7 @@
 """What the planner hands to the plan writer: one epoch as plain arrays."""
 
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -43,9 +44,13 @@ class PlannedEpoch:
     """What this epoch leaves out, beyond what every epoch leaves out."""
     padded_seqlens_by_metric: dict[str, NDArray[np.int32]] = field(default_factory=dict)
     """Per metric (M,): S of each member of a pair of sequences, for plans with several budgets."""
-    figures: dict[str, int | float] = field(default_factory=dict)
-    """What only the planner knows of the epoch, for the summary: ``lower_bound`` (micro-batches),
-    ``rank_imbalance_before`` (max/mean − 1 over the ranks of a slot, before balancing)."""
+    figures: dict[str, Any] = field(default_factory=dict)
+    """What only the planner knows of the epoch, as plain JSON, for the summary and verification:
+    ``lower_bound`` and ``num_packed`` (micro-batches), ``rank_imbalance_before`` (max/mean − 1 over the ranks
+    of a slot, before balancing), ``curriculum_raises``: where the pool ran dry, as ``{"step", "as_of",
+    "beyond"}``. From ``step`` on, counted over all epochs, to the end of this one the epoch may use what the
+    schedule admits at step ``as_of``, if that is later; with ``beyond`` n > 0 all that the schedule ever
+    admits, and the n next difficulties."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

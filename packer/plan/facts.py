@@ -15,6 +15,8 @@ class PlanFacts:
     """Samples of the source, planned or not."""
     num_tokens: int
     """Tokens of the source: the sum of its sequence lengths."""
+    max_seqlen: int | None = None
+    """A longer sample is too long: it is dropped, truncated, or split into pieces of so many tokens."""
     metrics_fingerprint: str | None = None
     """Of the metrics directory; None where lengths came as an array."""
     sources: Sequence[Mapping[str, Any]] | None = None

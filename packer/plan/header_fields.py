@@ -30,6 +30,9 @@ def _problems(header: Mapping[str, Any]) -> Iterator[str]:
         yield f"num_epochs is {header['num_epochs']}, epochs has {len(header['epochs'])} entries"
     for number, counts in enumerate(header["epochs"]):
         yield from _misfits(counts, _EPOCH, f"epochs[{number}].")
+        yield from _misfits(counts["figures"], _FIGURES, f"epochs[{number}].figures.", may_miss=True)
+        for raised in counts["figures"].get("curriculum_raises", []):
+            yield from _misfits(raised, _RAISE, f"epochs[{number}].figures.curriculum_raises.")
     for drops in [header["dropped"], *(counts["dropped"] for counts in header["epochs"])]:
         for reason, losses in drops.items():
             if reason not in DROP_REASONS:
@@ -127,6 +130,7 @@ _HEADER: dict[str, Fits] = {
     "config": _is_a(dict),
     "num_samples": _is_count,
     "num_tokens": _is_count,
+    "max_seqlen": _maybe(_is_positive),
     "metrics_fingerprint": _maybe(_is_a(str)),
     "sources": _maybe(lambda value: isinstance(value, list) and all(isinstance(s, dict) for s in value)),
     "definition": _maybe(_is_a(dict)),
@@ -175,8 +179,15 @@ _EPOCH: dict[str, Fits] = {
     "num_repeats": _is_count,
     "rank_imbalance": _is_number,
     "dropped": _is_a(dict),
-    "figures": lambda value: isinstance(value, dict) and all(map(_is_number, value.values())),
+    "figures": _is_a(dict),
 }
+_FIGURES: dict[str, Fits] = {
+    "lower_bound": _is_count,
+    "num_packed": _is_count,
+    "rank_imbalance_before": _is_number,
+    "curriculum_raises": _is_a(list),
+}
+_RAISE: dict[str, Fits] = {"step": _is_count, "as_of": _is_count, "beyond": _is_count}
 _LOSSES: dict[str, Fits] = {"num_samples": _is_count, "num_tokens": _is_count}
 _SHAPE: dict[str, Fits] = {
     "num_rows": _is_count,

@@ -14,12 +14,13 @@ from packer.plan import schema
 from packer.plan.digest import content_hash
 from packer.plan.reader import Plan, load_plan
 from packer.plan.verify_copies import check_copies
+from packer.plan.verify_curriculum import check_curriculum
 from packer.plan.verify_rows import RowRules
 from packer.plan.verify_samples import check_samples
 from packer.plan.verify_steps import StepRules
 
 Progress = Callable[[int, int], None]
-"""Called with the micro-batches checked so far and in all."""
+"""Called with the micro-batches checked so far and in all; a curriculum is checked in a second pass."""
 
 _CHUNK = 8 << 20
 
@@ -36,6 +37,8 @@ class Verified:
     """Samples of the source; each was accounted for in every epoch."""
     with_metrics: bool
     """Whether every length was compared with the metrics."""
+    with_curriculum: bool
+    """Whether every step was held against the curriculum, which takes the metrics."""
 
 
 def verify_plan(
@@ -47,11 +50,12 @@ def verify_plan(
     """Check the hashes and every invariant of a plan.
 
     Memory: one byte per sample of the source, 40 per step of an epoch, and a few record batches; where
-    samples are cut, some hundred megabytes more.
+    samples are cut, some hundred megabytes more; where a curriculum is checked, up to 64 bytes per sample.
 
     Args:
         plan: a plan, or its directory.
-        metrics: the metrics it was made from; every planned length is compared with them.
+        metrics: the metrics it was made from; every planned length is compared with them, and every step with
+            what its curriculum admits.
         progress: told how far the check has come.
 
     Raises:
@@ -68,7 +72,9 @@ def verify_plan(
     seqlens = None if metrics is None else metrics.metric(main_metric(plan, metrics.names))
     steps = StepRules(plan, metrics)
     rows = RowRules(plan, seqlens, _budgeted(plan, metrics))
-    total = sum(plan.epoch(number).num_microbatches for number in range(plan.num_epochs))
+    num_microbatches = sum(plan.epoch(number).num_microbatches for number in range(plan.num_epochs))
+    with_curriculum = metrics is not None and plan.config.get("curriculum") is not None
+    total = num_microbatches * (1 + with_curriculum)
     done = 0
     for number in range(plan.num_epochs):
         epoch = plan.epoch(number)
@@ -84,13 +90,19 @@ def verify_plan(
         check_copies(plan, number)
     rows.check_shapes()
     steps.check_learning_rates()
+    if metrics is not None and seqlens is not None and with_curriculum:
+        for checked in check_curriculum(plan, metrics, seqlens):
+            done += checked
+            if progress is not None:
+                progress(done, total)
     return Verified(
         num_files=len(schema.plan_files(plan.num_epochs)) + 1,
         num_epochs=plan.num_epochs,
         num_steps=sum(plan.epoch(number).num_steps for number in range(plan.num_epochs)),
-        num_microbatches=total,
+        num_microbatches=num_microbatches,
         num_samples=plan.num_samples,
         with_metrics=metrics is not None,
+        with_curriculum=with_curriculum,
     )
 
 

@@ -40,7 +40,7 @@ class RowRules:
         """
         if table.first_row == 0:
             self._last = None
-        checked = _Rows(epoch, table)
+        checked = Rows(epoch, table)
         self._check_place(checked)
         self._check_samples(checked)
         self._check_sums(checked)
@@ -66,7 +66,7 @@ class RowRules:
                 f"shapes in plan.json are not those of the rows: {_first_odd(stated, actual)}"
             )
 
-    def _check_place(self, rows: "_Rows") -> None:
+    def _check_place(self, rows: "Rows") -> None:
         table = rows.table
         ranks, accum = self._plan.dp_size, self._plan.grad_accum
         row = table.first_row + np.arange(len(table.step))
@@ -79,7 +79,7 @@ class RowRules:
             ),
         )
 
-    def _check_samples(self, rows: "_Rows") -> None:
+    def _check_samples(self, rows: "Rows") -> None:
         table = rows.table
         rows.refuse(np.diff(table.offsets) < 1, lambda _: "it holds no sample")
         outside = (table.sample_ids < 0) | (table.sample_ids >= self._plan.num_samples)
@@ -96,7 +96,7 @@ class RowRules:
             rows.refuse_piece(rows.repeated_in_row(), lambda _: "it has two pieces in one micro-batch")
         self._check_lengths(rows)
 
-    def _check_lengths(self, rows: "_Rows") -> None:
+    def _check_lengths(self, rows: "Rows") -> None:
         """Compare lengths with the metric; a piece of a cut sample must lie inside its sample."""
         if self._metric is None:
             return
@@ -110,7 +110,7 @@ class RowRules:
             wrong, lambda p: f"{table.seqlens[p]} tokens are planned, the metrics say {actual[p]}"
         )
 
-    def _check_sums(self, rows: "_Rows") -> None:
+    def _check_sums(self, rows: "Rows") -> None:
         table = rows.table
         rows.compare("num_samples", table.num_samples, np.diff(table.offsets))
         rows.compare("num_tokens", table.num_tokens, rows.sums(table.seqlens))
@@ -125,14 +125,14 @@ class RowRules:
             table.is_repeat & (remainder != "fill"), lambda _: f"it is a repeat, with remainder={remainder}"
         )
 
-    def _costs(self, rows: "_Rows") -> Columns:
+    def _costs(self, rows: "Rows") -> Columns:
         """Return 12·H·L + L² summed over the samples where FLOPs are balanced, else the tokens."""
         lengths = rows.table.seqlens.astype(np.int64)
         if self._config.get("balance") == "flops":
             return rows.sums(lengths * (12 * self._config["hidden_size"] + lengths))
         return rows.sums(lengths)
 
-    def _check_padding(self, rows: "_Rows") -> None:
+    def _check_padding(self, rows: "Rows") -> None:
         table, multiple = rows.table, self._multiple
         padded = table.padded_seqlen.astype(np.int64)
         rows.refuse(
@@ -151,7 +151,7 @@ class RowRules:
             padded < needed, lambda at: f"padded_seqlen is {padded[at]}, its samples need {needed[at]}"
         )
 
-    def _check_budget(self, rows: "_Rows") -> None:
+    def _check_budget(self, rows: "Rows") -> None:
         table = rows.table
         budget = self._config["max_tokens"]
         if isinstance(budget, dict):
@@ -171,7 +171,7 @@ class RowRules:
         else:
             self._check_area(rows, table.padded_seqlen, budget, "max_tokens")
 
-    def _check_member(self, rows: "_Rows", metric: str, shape: Columns) -> None:
+    def _check_member(self, rows: "Rows", metric: str, shape: Columns) -> None:
         """Check the shape of one member of a pair of sequences."""
         multiple = self._multiple
         rows.refuse(
@@ -186,7 +186,7 @@ class RowRules:
                 lambda at: f"padded_seqlen_{metric} is {shape[at]}, its samples need {longest[at]}",
             )
 
-    def _check_area(self, rows: "_Rows", padded: Columns, budget: int, name: str) -> None:
+    def _check_area(self, rows: "Rows", padded: Columns, budget: int, name: str) -> None:
         height = rows.table.num_samples.astype(np.int64) if self._plan.layout == "padded" else 1
         area = height * padded.astype(np.int64)
         rows.refuse(
@@ -197,7 +197,7 @@ class RowRules:
             ),
         )
 
-    def _check_limits(self, rows: "_Rows") -> None:
+    def _check_limits(self, rows: "Rows") -> None:
         table, config = rows.table, self._config
         count = table.num_samples
         least, most = config.get("min_samples") or 1, config.get("max_samples")
@@ -218,7 +218,7 @@ class RowRules:
             work = rows.sums(table.seqlens.astype(np.int64) ** 2)
         rows.refuse(work > limit, lambda at: f"its attention takes {work[at]}, over max_attention={limit}")
 
-    def _check_same_shape(self, rows: "_Rows") -> None:
+    def _check_same_shape(self, rows: "Rows") -> None:
         """Compare every row with the one before it, where both are of one step."""
         table = rows.table
         before = self._last or (-1, 0, 0)
@@ -241,7 +241,7 @@ def _first_odd(stated: list[dict[str, int]] | None, actual: list[dict[str, int]]
     return f"{len(stated)} are stated, the rows give {len(actual)}"
 
 
-class _Rows:
+class Rows:
     """Rows under test: sums over their pieces, and errors that say where."""
 
     def __init__(self, epoch: int, table: MicroBatches) -> None:

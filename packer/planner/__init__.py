@@ -4,7 +4,7 @@
 2. ``pieces``: which samples are planned, and how those that are too long are cut.
 3. ``packings``: samples → micro-batches, one file each: ``next_fit``, ``windowed`` (``pairs``: several
    budgets), ``best_fit`` (``repair``: what it does not look at). ``orders`` shuffles and sorts; under a
-   ``curriculum`` ``pools`` says who may be packed when.
+   curriculum (``packer.curriculum``) ``pools`` says who may be packed when.
 4. ``steps``: micro-batches → rows of whole steps, the remainder, the balance of the ranks; ``draft``: what
    they sum up to.
 5. ``epochs``: epoch after epoch, with the ``shapes`` and the ``lr`` base that all of them share.

@@ -9,8 +9,8 @@ from typing import Any, Literal, get_args
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from packer.curriculum import parse_curriculum
 from packer.errors import ConfigError
-from packer.planner.curriculum import parse_curriculum
 
 Layout = Literal["padded", "packed"]
 Count = Literal["padded", "real"]

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from packer.curriculum import parse_curriculum
 from packer.errors import ConfigError, MetricsError
 from packer.metrics import Metrics, open_metrics
 from packer.plan import schema
@@ -14,8 +15,8 @@ from packer.plan.facts import PlanFacts
 from packer.plan.reader import Plan
 from packer.plan.writer import plan_in_memory, write_plan
 from packer.planner.config import PlanConfig
-from packer.planner.curriculum import parse_curriculum
 from packer.planner.epochs import EpochPlanner
+from packer.planner.limits import max_seqlen
 from packer.planner.pieces import Pieces, choose_pieces
 from packer.planner.progress import Listener, Pace
 from packer.publish import check_target
@@ -79,7 +80,7 @@ def make_plan(
     for name in sorted(config.further_metrics - set(known)):
         option = "--max-tokens" if name in config.budgets else "--curriculum"
         have = ", ".join([SEQLEN, *known])
-        raise ConfigError(f"{option} names the metric {name}, but there are only {have}; analyze it as well")
+        raise ConfigError(f"{option} names metric {name!r}, and measured is only {have}; analyze it as well")
     pace = Pace(progress, num_samples=len(lengths), num_epochs=config.epochs)
     if measured:
         pace.advance(0.0)
@@ -97,6 +98,7 @@ def make_plan(
         config=config.to_json(),
         num_samples=len(lengths),
         num_tokens=int(lengths.sum(dtype=np.int64)),
+        max_seqlen=max_seqlen(config),
         metrics_fingerprint=measured.fingerprint if measured else None,
         sources=measured.sources if measured else None,
         definition=measured.definition if measured else None,

@@ -28,7 +28,7 @@ class MicroBatches:
     barriers: tuple[int, ...] = ()
     """Steps before which no later micro-batch may run: those that admit harder samples."""
 
-    figures: dict[str, int | float] = field(default_factory=dict)
+    figures: dict[str, Any] = field(default_factory=dict)
     """What is to be said of the packing, for the plan's summary."""
 
     def __len__(self) -> int:

@@ -1,7 +1,7 @@
 """Which samples a plan takes, and how those that are too long are cut."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -98,7 +98,7 @@ def choose_pieces(
     kept = _narrow(np.flatnonzero(fate == _KEPT), seqlens)
     if not len(kept):
         raise EmptyPlanError(
-            f"no sample is left: {_count_reasons(fate)}; loosen the filters or raise the limits"
+            f"no sample is left: {_why_none(fate, config, limit)}; loosen the filters or raise the limits"
         )
     lost = _lost(seqlens, np.flatnonzero(fate < _KEPT), fate)
     if config.too_long == "split" and int(seqlens[kept].max()) > limit:
@@ -252,27 +252,36 @@ def _refuse_too_long(
 
 
 def _bounds(config: PlanConfig, metric: str, longest: int) -> str:
-    """Name the options that bound the length of one sample."""
+    """Name the options that bound the length of one sample: those that would raise it, or all together."""
     if metric == "seqlen" and longest == config.max_seqlen:
         return f"--max-seqlen {config.max_seqlen}"
-    bounds = [f"--max-tokens {config.budgets.get(metric)}"]
-    for name in (
-        "fixed_seqlen",
-        "max_attention",
-        "min_samples",
-        "pad_multiple",
-        "sp_size",
-        "pad_segments_to",
-    ):
-        value = getattr(config, name)
-        if value not in (None, 1):
-            bounds.append(f"--{name.replace('_', '-')} {value}")
-    return ", ".join(bounds)
+    budget = config.budgets.get(metric, MAX_SEQLEN)
+    without: dict[str, Any] = {
+        "max_tokens": config.budgets | {metric: MAX_SEQLEN},
+        "fixed_seqlen": None,
+        "max_attention": None,
+        "pad_multiple": 1,
+        "sp_size": 1,
+        "pad_segments_to": 1,
+    }
+    given = {name: getattr(config, name) for name in without} | {"max_tokens": budget}
+    bounds = [name for name, value in given.items() if name == "max_tokens" or value not in (None, 1)]
+    biting = [
+        name for name in bounds if longest_alone(replace(config, **{name: without[name]}), metric) > longest
+    ]
+    return ", ".join(f"--{name.replace('_', '-')} {given[name]}" for name in biting or bounds)
 
 
-def _count_reasons(fate: NDArray[np.uint8]) -> str:
+def _why_none(fate: NDArray[np.uint8], config: PlanConfig, limit: int) -> str:
+    """Say how many samples each reason takes."""
+    words = {
+        "filtered": "filtered out",
+        "empty": "empty",
+        "too_long": f"over the limit of {limit} ({_bounds(config, 'seqlen', limit)})",
+        "min_samples": f"too long to share a micro-batch of --min-samples {config.min_samples}",
+    }
     counts = np.bincount(fate, minlength=_KEPT)[:_KEPT]
-    return ", ".join(f"{count} {DROP_REASONS[code]}" for code, count in enumerate(counts) if count)
+    return ", ".join(f"{count:,} {words[DROP_REASONS[code]]}" for code, count in enumerate(counts) if count)
 
 
 def _join(lost: DroppedSamples, ids: IntArray, seqlens: NDArray[np.int64], limit: int) -> DroppedSamples:

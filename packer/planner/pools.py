@@ -11,6 +11,7 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
+from packer.curriculum import BEYOND
 from packer.kernels import rng
 from packer.kernels.limits import Limits
 from packer.planner.config import PlanConfig
@@ -66,8 +67,8 @@ def pack_by_admission(
         progress: told which share of the samples is packed.
 
     Returns:
-        The micro-batches in the order in which they are to run; its figures say how often the pool ran dry
-        (``curriculum_raises``), and at which step first (``curriculum_first_raise``, over all epochs).
+        The micro-batches in the order in which they are to run; its figures say where the pool ran dry
+        (``curriculum_raises``, see ``PlannedEpoch.figures``).
     """
     order = np.argsort(admissions, kind="stable")
     thresholds, starts = np.unique(admissions[order], return_index=True)
@@ -76,7 +77,7 @@ def pack_by_admission(
     key = key_for(config.seed, epoch, Purpose.SAMPLES)
     parts: list[MicroBatches] = []
     barriers: list[int] = []
-    raises: list[int] = []
+    raises: dict[int, int] = {}  # step -> admissions up to which samples are admitted early
     mean = max(1.0, int(lengths[0].sum(dtype=np.int64)) / len(order))
     per_microbatch = min(limits.max_samples, max(1.0, int(limits.budgets[0]) / mean))
     step, admitted, num_packed = first_step, 0, 0
@@ -106,14 +107,19 @@ def pack_by_admission(
         else:
             pool.add(drawn)
         if num_steps < wanted:
-            raises.append(step)
+            raises[step] = int(thresholds[admitted])
             admit_next()
     last = pool.draw(pool.size)
     parts.append(_pack_drawn(last, lengths, owners, limits, config, subkey(key, len(barriers))))
-    figures: dict[str, int | float] = {}
-    if raises:
-        figures = {"curriculum_raises": len(raises), "curriculum_first_raise": raises[0]}
+    figures = {"curriculum_raises": [_raised(step, until) for step, until in raises.items()]}
     return replace(concatenate(parts), barriers=tuple(barriers), figures=figures)
+
+
+def _raised(step: int, until: int) -> dict[str, int]:
+    """Spell out that samples of admissions up to ``until`` are admitted from ``step`` on."""
+    if until < BEYOND:
+        return {"step": step, "as_of": until, "beyond": 0}
+    return {"step": step, "as_of": step, "beyond": until - BEYOND + 1}
 
 
 def _pack_steps(

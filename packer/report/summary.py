@@ -255,11 +255,11 @@ def _notes(plan: Plan, lr_scale: Distribution | None, tokens: Distribution | Non
             "one that they, and this plan, were made of"
         )
     for number, counts in enumerate(plan.header["epochs"]):
-        if counts["figures"].get("curriculum_raises"):
+        raises = counts["figures"].get("curriculum_raises")
+        if raises:
             yield (
-                f"the curriculum's pool ran dry in epoch {number}, first at step "
-                f"{counts['figures']['curriculum_first_raise']}: the difficulty was raised to the next value "
-                f"{counted(counts['figures']['curriculum_raises'], 'time')}"
+                f"the curriculum's pool ran dry in epoch {number}, first before step {raises[0]['step']}: at "
+                f"{counted(len(raises), 'step')} the difficulty was raised early to the next value"
             )
     unfilled = _dropped(plan).get("remainder", {"num_samples": 0})["num_samples"]
     if unfilled > LARGE_REMAINDER * plan.num_samples * plan.num_epochs:

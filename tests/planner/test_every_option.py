@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from packer.errors import ConfigError, EmptyPlanError, PlanError, SampleTooLongError
 from packer.plan import verify_plan
 from packer.planner import PlanConfig, make_plan
-from tests import invariants
+from tests import invariants, plans
 
 MOST = 60
 
@@ -140,7 +140,13 @@ def test_every_invariant_holds(seqlens, drawn, has_labels):
             assert not list(Path(folder).glob("plan"))
             return
         invariants.check(path, seqlens, loss_tokens)
-        verify_plan(path)
+        assert verify_plan(path).num_samples == len(seqlens)
+        if config.curriculum is not None:
+            directory = plans.write_metric(Path(folder, "metrics"), "seqlen", seqlens.tolist())
+            plans.write_metric(directory, "rarity", metrics["rarity"].tolist())
+            if loss_tokens is not None:
+                plans.write_metric(directory, "loss_tokens", loss_tokens.tolist())
+            assert verify_plan(path, metrics=directory).with_curriculum
         assert (
             make_plan(seqlens, config, loss_tokens=loss_tokens, metrics=metrics).fingerprint
             == made.fingerprint

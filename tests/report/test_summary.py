@@ -83,15 +83,14 @@ def test_figures_of_the_planner_are_shown():
             "lower_bound": 1,
             "num_packed": 2,
             "rank_imbalance_before": 0.31,
-            "curriculum_raises": 3,
-            "curriculum_first_raise": 17,
+            "curriculum_raises": [{"step": at, "as_of": 90, "beyond": 0} for at in (17, 19, 30)],
         },
     )
     summary = summarize(plan_in_memory(plan_facts, [epoch, epoch], dropped=plans.drops()))
     assert (summary.lower_bound, summary.over_bound, summary.rank_imbalance_before) == (2, 2, 0.31)
     text = "\n".join(summary_lines(summary))
     assert "4, 2 over the lower bound of 2" in text
-    assert "ran dry in epoch 1, first at step 17: the difficulty was raised to the next value 3 times" in text
+    assert "ran dry in epoch 1, first before step 17: at 3 steps the difficulty was raised early" in text
     assert "0% after balancing, 31.0% before" in text
 
 

@@ -1,4 +1,4 @@
-"""Curriculum: from which step on a sample may be used.
+"""Curriculum: from which step on a sample may be used. The planner obeys it, and verification checks that.
 
 The keys are DeepSpeed's (https://www.deepspeed.ai/docs/config-json, curriculum learning, data efficiency),
 and so is the schedule, but computed in integers: the same on every machine. Step t of ours, counted from 0
@@ -19,6 +19,10 @@ IntArray = NDArray[Any]
 
 BEYOND = 2**40
 """Samples that the schedule never admits come after all steps, in the order of their difficulty."""
+
+MOST_DIFFICULTY = 2**62
+MOST_DEGREE = 64
+MOST_LEVELS = 2**20
 
 _SHARED_KEYS = {"enabled", "metric", "curriculum_type", "difficulty_type", "clustering_type"}
 _FILE_KEYS = {
@@ -48,6 +52,10 @@ class Schedule:
     def level_at(self, step: int) -> int:
         """Return the difficulty of a step."""
         return self.levels[int(np.searchsorted(self.steps, step, side="right")) - 1]
+
+    def levels_at(self, steps: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return the difficulty of each of some steps."""
+        return np.array(self.levels, np.int64)[np.searchsorted(self.steps, steps, side="right") - 1]
 
     def admissions(self, values: IntArray) -> NDArray[np.int64]:
         """Return the first step at which each sample may be used; ``BEYOND`` and more for never."""
@@ -117,20 +125,23 @@ def _parse_schedule(metric: str, entries: Mapping[str, Any]) -> Schedule:
     return Schedule(metric=metric, whole=whole, levels=levels, steps=steps)
 
 
-def _integer(metric: str, entries: Mapping[str, Any], key: str, least: int) -> int:
+def _integer(
+    metric: str, entries: Mapping[str, Any], key: str, least: int, most: int = MOST_DIFFICULTY
+) -> int:
     value = entries.get(key)
     if isinstance(value, float) and value.is_integer():
         value = int(value)
-    if not isinstance(value, int) or isinstance(value, bool) or value < least:
-        raise ConfigError(f"--curriculum: {key} of {metric} is {value!r}; it must be an integer from {least}")
+    if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
+        bounds = f"from {least} to {most}"
+        raise ConfigError(f"--curriculum: {key} of {metric} is {value!r}; it must be an integer {bounds}")
     return value
 
 
-def _rising(metric: str, entries: Mapping[str, Any], key: str) -> list[int]:
+def _rising(metric: str, entries: Mapping[str, Any], key: str, most: int = MOST_DIFFICULTY) -> list[int]:
     values = entries.get(key)
     if not isinstance(values, list | tuple) or not values:
         raise ConfigError(f"--curriculum: {key} of {metric} is {values!r}; it must be a list of integers")
-    numbers = [_integer(metric, {key: value}, key, 0) for value in values]
+    numbers = [_integer(metric, {key: value}, key, 0, most) for value in values]
     if any(after <= before for before, after in pairwise(numbers)):
         raise ConfigError(f"--curriculum: {key} of {metric} is {values!r}; it must rise")
     return numbers
@@ -139,7 +150,9 @@ def _rising(metric: str, entries: Mapping[str, Any], key: str) -> list[int]:
 def _discrete(metric: str, entries: Mapping[str, Any]) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Return levels and steps of a list of difficulties, each up to and with its last step."""
     levels = _rising(metric, entries, "difficulty")
-    last_steps = _rising(metric, entries, "max_step") if len(levels) > 1 or entries.get("max_step") else []
+    last_steps: list[int] = []
+    if len(levels) > 1 or entries.get("max_step"):
+        last_steps = _rising(metric, entries, "max_step", BEYOND - 1)
     if len(last_steps) != len(levels) - 1:
         raise ConfigError(
             f"--curriculum: {metric} has {len(levels)} difficulties and {len(last_steps)} of max_step; "
@@ -154,10 +167,15 @@ def _rooted(
     """Return levels and steps of min + (max − min)·(step / total)^(1 / degree), rounded down to multiples."""
     least = _integer(metric, entries, "min_difficulty", 0)
     most = _integer(metric, entries, "max_difficulty", max(least, 1))
-    total = _integer(metric, entries, "total_curriculum_step", 1)
+    total = _integer(metric, entries, "total_curriculum_step", 1, BEYOND - 1)
     multiple = _integer(metric, entries, "difficulty_step", 1)
-    degree = degree or _integer(metric, entries, "root_degree", 1)
+    degree = degree or _integer(metric, entries, "root_degree", 1, MOST_DEGREE)
     span = most - least
+    if span // multiple > MOST_LEVELS:
+        raise ConfigError(
+            f"--curriculum: difficulty_step {multiple} of {metric} makes {span // multiple} levels, over "
+            f"{MOST_LEVELS}; raise it"
+        )
     levels: list[int] = []
     steps: list[int] = []
     # not below the first multiple at or above the minimum, not above the maximum
