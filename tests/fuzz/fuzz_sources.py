@@ -93,7 +93,7 @@ def naming(folder: Path) -> Iterator[None]:
 
 def measured(path: Path, kind: str, place: Path, random: Random) -> dict[str, list[int]]:
     """Return the lengths that analyze takes, by metric."""
-    packer.analyzer.work.UNIT_BYTES = packer.analyzer.work.TEXT_UNIT_BYTES = random.choice((1, 1 << 20))
+    packer.analyzer.work.UNIT_BYTES = packer.analyzer.work.TEXT_UNIT_BYTES = random.choice((100, 1 << 20))
     options: dict[str, dict[str, Any]] = {
         "tokens": {"tokens_column": "ids"},
         "labels": {"tokens_column": "ids", "labels_column": "labels"},

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from packer.errors import TargetExistsError, TargetWriteError
-from packer.plan import load_plan, verify_plan, write_plan
+from packer.plan import verify_plan, write_plan
 from packer.plan.export import MARKER, export_plan
 from tests import plans
 
@@ -106,14 +106,16 @@ def test_writers_killed_many_times(tmp_path, kind, overwrite):
     write_after_kills(kind, tmp_path / "out", 40, overwrite=overwrite)
 
 
-def test_of_several_writers_one_wins(tmp_path):
-    writers = [child("plan", tmp_path / "out") for _ in range(3)]
+@pytest.mark.parametrize("kind", ["plan", "export"])
+def test_of_several_writers_one_wins(tmp_path, kind):
+    source_of(kind, tmp_path / "out")
+    writers = [child(kind, tmp_path / "out") for _ in range(3)]
     ends = [writer.communicate() for writer in writers]
     done = [end for end in ends if end[0] == "begin\ndone\n"]
     assert len(done) == 1
     for _, errors in ends:
         assert not errors or "TargetBusyError" in errors or "TargetExistsError" in errors
-    check_whole("plan", tmp_path / "out")
+    check_whole(kind, tmp_path / "out")
 
 
 @pytest.fixture
@@ -155,20 +157,56 @@ def test_a_full_disk_and_a_read_only_one(disk, tmp_path, kind):
         write()
 
 
+# What one of eight processes does: it plans, opens, verifies and plays, and says what it saw.
+PLAN_AND_LOAD = """
+import hashlib, sys
+import numpy as np
+from packer.plan import verify_plan
+from packer.planner import PlanConfig, make_plan
+from packer.runtime import PlanLoader
+
+class Tokens:
+    def __len__(self):
+        return 20_000
+
+    def __getitem__(self, sample_id):
+        return {"input_ids": np.full(1 + sample_id * 7919 % 500, sample_id)}
+
+if __name__ == "__main__":
+    metrics, out = sys.argv[1:]
+    plan = make_plan(metrics, PlanConfig(max_tokens=4096, dp_size=2), out=out)
+    verify_plan(plan.path, metrics=metrics)
+    seen = hashlib.sha256(plan.fingerprint.encode())
+    for batch in PlanLoader(plan, Tokens(), dp_rank=1, dp_size=2, num_workers=2).microbatches():
+        seen.update(batch.sample_ids.tobytes() + batch["input_ids"].numpy().tobytes())
+    print(seen.hexdigest())
+"""
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-def test_eight_processes_plan_and_read_at_once(tmp_path):
+def test_eight_processes_plan_and_load_at_once(tmp_path):
     metrics = plans.write_metric(tmp_path / "metrics", "seqlen", [1 + i * 7919 % 500 for i in range(20_000)])
-    environment = os.environ | {"NUMBA_CACHE_DIR": str(tmp_path / "cache")}
-    command = [sys.executable, "-m", "packer", "plan", str(metrics), "--max-tokens", "2048", "--dp-size", "4"]
-    planners = [
-        subprocess.Popen([*command, "--out", str(tmp_path / f"plan-{number}")], env=environment)
+    # One compile cache for all, and nothing in it.
+    environment = os.environ | {"NUMBA_CACHE_DIR": str(tmp_path / "cache"), "PYTHONPATH": os.getcwd()}
+    (tmp_path / "run.py").write_text(PLAN_AND_LOAD)
+    runs = [
+        subprocess.Popen(
+            [sys.executable, tmp_path / "run.py", metrics, tmp_path / f"plan-{number}"],
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
         for number in range(8)
     ]
-    assert [planner.wait() for planner in planners] == [0] * 8
-    assert len({load_plan(tmp_path / f"plan-{number}").fingerprint for number in range(8)}) == 1
-    readers = [
-        subprocess.Popen([sys.executable, "-m", "packer", "verify", str(tmp_path / "plan-0")])
-        for _ in range(8)
+    ends = [run.communicate() for run in runs]
+    assert [errors for _, errors in ends] == [""] * 8
+    assert len({seen for seen, _ in ends}) == 1
+    assert any((tmp_path / "cache").rglob("*.nbi"))
+    contents = [
+        {path.relative_to(plan): path.read_bytes() for path in plan.rglob("*") if path.is_file()}
+        for plan in sorted(tmp_path.glob("plan-*"))
     ]
-    assert [reader.wait() for reader in readers] == [0] * 8
+    assert len(contents) == 8
+    assert all(other == contents[0] for other in contents)
