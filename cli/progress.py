@@ -13,8 +13,8 @@ if TYPE_CHECKING:
     from rich.progress import TaskID
 
 SECONDS_BETWEEN_LINES = 60.0
-WIDTH_OF_DETAILS = 100
-"""Columns of a terminal below which a bar leaves details out."""
+WIDE = 100
+"""Columns of a terminal from which on there is room for a long bar."""
 
 
 class ProgressDisplay:
@@ -101,12 +101,11 @@ class ProgressDisplay:
                 return Text(times())
 
         console = Console(stderr=True)
-        details = [bars.TextColumn("{task.fields[detail]}")] if console.width >= WIDTH_OF_DETAILS else []
         self._bar = bars.Progress(
             bars.TextColumn("{task.description}"),
-            bars.BarColumn(bar_width=16),
+            bars.BarColumn(bar_width=16 if console.width >= WIDE else 6),
             bars.TaskProgressColumn(),
-            *details,
+            bars.TextColumn("{task.fields[detail]}"),
             Times(),
             console=console,
             transient=True,

@@ -73,7 +73,7 @@ class Work:
         if any(metric.needs.vocabulary for metric in self.metrics):
             counting: Stage[Unit] = Stage(
                 number=VOCABULARY,
-                name="counting tokens",
+                name="counting",
                 task=CountVocabulary(self.source, self.definition),
                 units=self.units,
                 size_of=_bytes_of,

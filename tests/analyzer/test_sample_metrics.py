@@ -165,7 +165,7 @@ def test_an_interrupted_count_of_the_vocabulary_goes_on(tmp_path, monkeypatch):
     data = write(tmp_path / "x.parquet", ROWS)
     options = {"tokens_column": "ids", "metrics": ["vocab_rarity"]}
     packer.analyze(data, out=tmp_path / "whole", **options)
-    for stage, reused in (("counting tokens", 1), ("measuring", 3 + 1)):
+    for stage, reused in (("counting", 1), ("measuring", 3 + 1)):
 
         def interrupt(progress, stage=stage):
             if progress.stage == stage:
