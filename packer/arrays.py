@@ -20,15 +20,30 @@ def to_numpy(array: pa.Array) -> NDArray[Any]:
     if not len(array) or data is None:
         return np.zeros(len(array), array.type.to_pandas_dtype())
     if pat.is_boolean(array.type):
-        first = array.offset // 8 * 8
-        bits = np.frombuffer(data, np.uint8, offset=first // 8)
-        marks = np.unpackbits(bits, count=array.offset - first + len(array), bitorder="little")
-        return marks[array.offset - first :].view(np.bool_)
+        return _bits(data, array.offset, len(array))
     dtype = np.dtype(array.type.to_pandas_dtype())
     return np.frombuffer(data, dtype, count=len(array), offset=array.offset * dtype.itemsize)
 
 
 def to_arrow(values: NDArray[Any]) -> pa.Array:
-    """Return a one-dimensional array of numbers as an Arrow array over the same memory."""
-    data = pa.py_buffer(np.ascontiguousarray(values))
-    return pa.Array.from_buffers(pa.from_numpy_dtype(values.dtype), len(values), [None, data])
+    """Return a one-dimensional array as an Arrow array: numbers over the same memory, booleans as bits."""
+    is_bits = values.dtype == np.bool_
+    data = np.packbits(values, bitorder="little") if is_bits else np.ascontiguousarray(values)
+    return pa.Array.from_buffers(pa.from_numpy_dtype(values.dtype), len(values), [None, pa.py_buffer(data)])
+
+
+def validity(array: pa.Array) -> NDArray[np.bool_]:
+    """(len(array),) which elements are not null."""
+    marks = array.buffers()[0]
+    if marks is None:
+        return np.ones(len(array), np.bool_)
+    return _bits(marks, array.offset, len(array))
+
+
+def _bits(data: pa.Buffer, offset: int, length: int) -> NDArray[np.bool_]:
+    """Unpack ``length`` bits from bit ``offset`` on."""
+    first = offset // 8 * 8
+    marks = np.unpackbits(
+        np.frombuffer(data, np.uint8, offset=first // 8), count=offset - first + length, bitorder="little"
+    )
+    return marks[offset - first :].view(np.bool_)

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from packer.arrays import to_arrow, to_numpy
+from packer.arrays import to_arrow, to_numpy, validity
 
 DTYPES = ["i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "f2", "f4", "f8"]
 
@@ -31,6 +31,14 @@ def test_booleans_are_unpacked_from_any_bit(values, start, stop):
     array = pa.array(values, pa.bool_())[start:stop]
     assert to_numpy(array.is_valid()).tolist() == [value is not None for value in values[start:stop]]
     assert to_numpy(array.fill_null(False)).tolist() == [value is True for value in values[start:stop]]
+    assert validity(array).tolist() == [value is not None for value in values[start:stop]]
+
+
+@given(st.lists(st.booleans(), max_size=40))
+def test_booleans_are_packed_into_bits(values):
+    array = to_arrow(np.array(values, np.bool_))
+    array.validate(full=True)
+    assert array.equals(pa.array(values, pa.bool_()))
 
 
 def test_a_worker_imports_nothing_that_it_does_not_need(tmp_path):

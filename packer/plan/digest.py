@@ -14,6 +14,8 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from packer.arrays import to_numpy, validity
+
 HEADER_HASH = "header_sha256"
 
 
@@ -40,17 +42,19 @@ def batch_digest(batch: pa.RecordBatch) -> str:
     for field, column in zip(batch.schema, batch.columns, strict=True):
         digest.update(f"\n{field.name} {_type_name(field.type)}\n".encode())
         if pa.types.is_list(field.type):
-            offsets = column.offsets.to_numpy()
+            offsets = to_numpy(column.offsets)
             digest.update(_bytes_of(np.diff(offsets)))
-            digest.update(_bytes_of(column.values.to_numpy()[offsets[0] : offsets[-1]]))
+            digest.update(_bytes_of(to_numpy(column.values)[offsets[0] : offsets[-1]]))
             continue
         if pa.types.is_dictionary(field.type):
             digest.update(json.dumps(column.dictionary.to_pylist()).encode())
             column = column.indices
+        values = to_numpy(column)
         if field.nullable:
-            digest.update(_bytes_of(column.is_valid().to_numpy(zero_copy_only=False)))
-            column = column.fill_null(0)
-        digest.update(_bytes_of(column.to_numpy(zero_copy_only=False)))
+            is_valid = validity(column)
+            digest.update(_bytes_of(is_valid))
+            values = np.where(is_valid, values, 0)
+        digest.update(_bytes_of(values))
     return digest.hexdigest()
 
 

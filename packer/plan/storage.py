@@ -9,6 +9,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from packer.arrays import to_numpy, validity
 from packer.errors import PlanError
 from packer.plan import schema
 from packer.plan.digest import HEADER_HASH, batch_digest, validate
@@ -191,18 +192,25 @@ def _as_arrays(batch: pa.RecordBatch) -> dict[str, NDArray[Any]]:
     columns: dict[str, NDArray[Any]] = {}
     for field, column in zip(batch.schema, batch.columns, strict=True):
         if pa.types.is_list(field.type):
-            offsets = column.offsets.to_numpy()
+            offsets = to_numpy(column.offsets)
             if not np.array_equal(offsets, columns.setdefault("offsets", offsets)):
                 raise ValueError(f"{field.name} has lists of other lengths than the column before it")
-            columns[field.name] = column.values.to_numpy()
+            columns[field.name] = _numbers(field, column.values)
         elif pa.types.is_dictionary(field.type):
             if not column.dictionary.equals(schema.reason_dictionary()):
                 raise ValueError(f"{field.name} has other codes than those of a plan")
-            columns[field.name] = column.indices.to_numpy()
+            columns[field.name] = _numbers(field, column.indices)
             if not np.isin(columns[field.name], np.arange(len(column.dictionary))).all():
                 raise ValueError(f"{field.name} has a code that means nothing")
         elif field.name == "epoch":
-            columns[field.name] = column.fill_null(-1).to_numpy(zero_copy_only=False)
-        elif column.null_count < len(column) or not len(column):
-            columns[field.name] = column.to_numpy(zero_copy_only=False)
+            columns[field.name] = np.where(validity(column), to_numpy(column), -1)
+        elif not field.nullable or column.null_count < len(column) or not len(column):
+            columns[field.name] = _numbers(field, column)
     return columns
+
+
+def _numbers(field: pa.Field, column: pa.Array) -> NDArray[Any]:
+    """View a column of numbers, or make an array of one of booleans."""
+    if column.null_count:
+        raise ValueError(f"{field.name} has nulls between its values")
+    return to_numpy(column)

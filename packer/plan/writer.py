@@ -11,6 +11,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from packer._version import __version__
+from packer.arrays import to_arrow
 from packer.plan import schema
 from packer.plan.counts import ShapeTable, drop_counts, rank_imbalance, whole_samples
 from packer.plan.digest import HEADER_HASH, content_hash, header_hash
@@ -197,6 +198,8 @@ def _write_microbatches(
 def _microbatch_arrays(epoch: PlannedEpoch, rows: slice, dp_size: int, grad_accum: int) -> dict[str, Any]:
     """Return the columns of some rows; a list column is a pair (offsets int32, elements)."""
     row = np.arange(rows.start, rows.stop, dtype=np.int64)
+    slot = row // dp_size
+    step = slot // grad_accum
     offsets = epoch.offsets[rows.start : rows.stop + 1]
     pieces = slice(int(offsets[0]), int(offsets[-1]))
     local = (offsets - offsets[0]).astype(np.int32)
@@ -204,9 +207,9 @@ def _microbatch_arrays(epoch: PlannedEpoch, rows: slice, dp_size: int, grad_accu
     num_samples = np.diff(local)
     assert num_samples.min(initial=1) > 0, "a micro-batch holds at least one sample"
     arrays: dict[str, Any] = {
-        "step": row // (grad_accum * dp_size),
-        "accum": (row // dp_size % grad_accum).astype(np.int32),
-        "dp_rank": (row % dp_size).astype(np.int32),
+        "step": step,
+        "accum": (slot - step * grad_accum).astype(np.int32),
+        "dp_rank": (row - slot * dp_size).astype(np.int32),
         "sample_ids": (local, np.ascontiguousarray(epoch.sample_ids[pieces])),
         "seqlens": (local, seqlens),
         "num_samples": num_samples,
@@ -261,7 +264,7 @@ class _DroppedTable:
     def append(self, epoch: int | None, dropped: DroppedSamples) -> None:
         for first in range(0, len(dropped.sample_ids), schema.MAX_ROWS_PER_BATCH):
             rows = slice(first, first + schema.MAX_ROWS_PER_BATCH)
-            reasons = pa.array(dropped.reasons[rows].astype(np.int8))
+            reasons = to_arrow(dropped.reasons[rows].astype(np.int8))
             num_rows = len(reasons)
             arrays = {
                 "epoch": pa.nulls(num_rows, pa.int32())
@@ -318,5 +321,5 @@ def _array(field: pa.Field, values: Any) -> pa.Array:
     if isinstance(values, tuple):
         offsets, elements = values
         inner = _array(field.type.value_field, elements)
-        return pa.ListArray.from_arrays(pa.array(offsets), inner, type=field.type)
-    return pa.array(values.astype(field.type.to_pandas_dtype(), copy=False))
+        return pa.ListArray.from_arrays(to_arrow(offsets), inner, type=field.type)
+    return to_arrow(values.astype(field.type.to_pandas_dtype(), copy=False))

@@ -1,11 +1,30 @@
-"""Reports: what a plan does, as numbers, as text and as a page for a browser."""
+"""Reports: what a plan does, as numbers, as text, on a screen and as a page for a browser.
 
-from packer.report.comparison import Comparison, compare, side_by_side
+What draws on a screen is imported when it is first used: numbers and text need no rich.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
 from packer.report.html import html_page, write_html
-from packer.report.overview import overview, step_picture
 from packer.report.summary import PlanSummary, summarize
 from packer.report.survey import Survey, step_rows, survey
 from packer.report.text import summary_lines
+
+if TYPE_CHECKING:
+    from packer.report.comparison import Comparison as Comparison
+    from packer.report.comparison import compare as compare
+    from packer.report.comparison import side_by_side as side_by_side
+    from packer.report.screen import overview as overview
+    from packer.report.screen import step_picture as step_picture
+
+_DRAWN = {
+    "Comparison": "comparison",
+    "compare": "comparison",
+    "side_by_side": "comparison",
+    "overview": "screen",
+    "step_picture": "screen",
+}
 
 __all__ = [
     "Comparison",
@@ -22,3 +41,12 @@ __all__ = [
     "survey",
     "write_html",
 ]
+
+
+def __getattr__(name: str) -> object:
+    """Import what draws on a screen on first use."""
+    if name not in _DRAWN:
+        raise AttributeError(f"module 'packer.report' has no attribute {name!r}")
+    value = getattr(import_module(f"packer.report.{_DRAWN[name]}"), name)
+    globals()[name] = value
+    return value

@@ -7,7 +7,7 @@ import pytest
 
 from packer.plan import plan_in_memory
 from packer.report import survey
-from packer.report.overview import sparkline
+from packer.report.screen import sparkline
 from packer.report.series import binned
 from tests import plans
 
