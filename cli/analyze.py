@@ -164,8 +164,7 @@ def _columns(option: str, values: tuple[str, ...]) -> str | dict[str, str] | Non
 def _for_people(result: AnalyzeResult, prefix: Path | None) -> str:
     manifest = result.manifest
     lines = [
-        f"{counted(manifest.num_samples, 'sample')}, {counted(result.main.total, 'token')}; measured in "
-        f"{result.seconds:.1f} s"
+        f"{counted(manifest.num_samples, 'sample')}, {_tokens(manifest)}; measured in {result.seconds:.1f} s"
         + (
             f" ({counted(result.num_units_reused, 'unit')} from an earlier run)"
             if result.num_units_reused
@@ -189,10 +188,22 @@ def _for_people(result: AnalyzeResult, prefix: Path | None) -> str:
     return "\n".join(lines)
 
 
+def _tokens(manifest: Manifest) -> str:
+    """How many tokens there are; of pairs for each member."""
+    totals = {name: counted(manifest.metrics[name].total, "token") for name in _lengths(manifest)}
+    if list(totals) == [SEQLEN]:
+        return totals[SEQLEN]
+    return ", ".join(f"{total} of {name}" for name, total in totals.items())
+
+
+def _lengths(manifest: Manifest) -> list[str]:
+    """The metrics that are lengths of a sample: one, or one for each member of a pair."""
+    return list(manifest.definition.get("columns", [SEQLEN]))
+
+
 def _budget(manifest: Manifest) -> str:
     """A first --max-tokens: the power of two that holds the longest sample; of pairs one for each member."""
-    lengths = manifest.definition.get("columns", {SEQLEN: None})
-    budgets = {name: 1 << max(manifest.metrics[name].max - 1, 1).bit_length() for name in lengths}
+    budgets = {name: 1 << max(manifest.metrics[name].max - 1, 1).bit_length() for name in _lengths(manifest)}
     if list(budgets) == [SEQLEN]:
         return str(budgets[SEQLEN])
     return ",".join(f"{name}={budget}" for name, budget in budgets.items())

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from packer.metrics import Manifest, MetricSummary
+from packer.samples import SEQLEN
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -28,10 +29,11 @@ class AnalyzeResult:
 def suspicions(manifest: Manifest) -> tuple[str, ...]:
     """Return warnings about lengths that are possible, but hardly ever meant."""
     warnings = []
+    lengths = manifest.definition.get("columns", (SEQLEN,))
     for name, summary in manifest.metrics.items():
         if summary.max == 0:
             warnings.append(f"{name} is 0 for all {manifest.num_samples} samples; is it the right column?")
-        elif summary.min == summary.max and manifest.num_samples > 1:
+        elif name in lengths and summary.min == summary.max and manifest.num_samples > 1:
             warnings.append(
                 f"{name} is {summary.max} for all {manifest.num_samples} samples; if they were padded or "
                 "truncated, analyze them as they were before"

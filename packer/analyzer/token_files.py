@@ -32,6 +32,7 @@ class TokenFiles:
             raise ConfigError(
                 "--write-tokens keeps the tokens of a text; it needs --text-column or --messages-column"
             )
+        self._shown = os.fspath(prefix)
         self.prefix = Path(os.path.abspath(prefix))
         tokenizer = (text_tokenizer if definition.kind == "text" else chat_tokenizer)(definition)
         small = tokenizer.vocab_size < _UINT16_IDS
@@ -73,7 +74,7 @@ class TokenFiles:
                 continue
             if not overwrite:
                 raise TargetExistsError(
-                    f"{path} exists already; choose another --write-tokens or add --overwrite"
+                    f"{self._shown}.{suffix} exists already; choose another --write-tokens or add --overwrite"
                 )
             if suffix == "idx":
                 read_index(path, error=TargetExistsError)  # what is no index is nothing to replace
@@ -119,7 +120,7 @@ class TokenFiles:
 
     def _unwritable(self, error: OSError) -> TargetWriteError:
         return TargetWriteError(
-            f"cannot write {self.prefix}.bin: {error.strerror}; make room or choose another --write-tokens"
+            f"cannot write {self._shown}.bin: {error.strerror}; make room or choose another --write-tokens"
         )
 
 

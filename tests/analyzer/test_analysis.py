@@ -202,6 +202,13 @@ def test_suspicious_lengths_earn_a_warning(tmp_path, rows, warning):
     assert (not warnings) if warning is None else (warning in warnings[0])
 
 
+def test_equal_loss_tokens_are_no_reason_to_warn(tmp_path):
+    table = pa.table({"input_ids": [[1, 2], [1, 2, 3]], "labels": [[-100, 2], [-100, -100, 3]]})
+    pq.write_table(table, tmp_path / "x.parquet")
+    columns = {"tokens_column": "input_ids", "labels_column": "labels"}
+    assert not packer.analyze(tmp_path / "x.parquet", out=tmp_path / "m", **columns).warnings
+
+
 def test_progress_counts_to_the_end(tmp_path, lists):
     seen = []
     packer.analyze(lists, out=tmp_path / "m", tokens_column="input_ids", progress=seen.append)

@@ -92,6 +92,14 @@ def test_the_type_follows_the_vocabulary(tmp_path, texts, make_tokenizer, vocab_
     assert naive.read_items(tmp_path / "tok", MEGATRON_DTYPES) == IDS
 
 
+def test_a_prefix_is_named_as_it_was_typed(tmp_path, texts, small_tokenizer, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    options = {"text_column": "text", "tokenizer": small_tokenizer, "write_tokens": "tok"}
+    packer.analyze(texts, out="m", **options)
+    with pytest.raises(TargetExistsError, match=r"^tok\.bin exists already"):
+        packer.analyze(texts, out="n", **options)
+
+
 def test_existing_files_are_kept_unless_told(tmp_path, texts, small_tokenizer):
     analyze(tmp_path, texts, small_tokenizer)
     before = (tmp_path / "tok.bin").read_bytes()

@@ -59,7 +59,9 @@ def test_pairs_of_columns(tmp_path, data):
     columns = ("--tokens-column", "source=input_ids", "--tokens-column", "target=target")
     result = run(data, "--out", tmp_path / "m", *columns)
     assert result.exit_code == 0
-    assert result.stdout.splitlines()[-1].endswith("--max-tokens source=2048,target=2")
+    lines = result.stdout.splitlines()
+    assert "4 samples, 1,503 tokens of source, 4 tokens of target; measured" in lines[0]
+    assert lines[-1].endswith("--max-tokens source=2048,target=2")
     assert open_metrics(tmp_path / "m").names == ("source", "target")
 
 
