@@ -8,9 +8,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from packer.errors import ConfigError, PackerError, SourceError
+from packer.runtime.fields import Sample, copy_into, difference, num_values, require_same_fields
 from packer.runtime.shard import IGNORE_INDEX
-
-Sample = Mapping[str, Any]
 
 _MADE_HERE = frozenset({"attention_mask", "cu_seqlens", "labels", "max_seqlen", "position_ids"})
 """Never taken from the samples as they are: the plan's shape decides them."""
@@ -70,7 +70,7 @@ class Collator:
         """Collate samples that are, after any cut, as long as planned."""
         aligned = self._aligned_fields(samples, shape)
         if self.pad_sample is not None:
-            samples = [self.pad_sample(sample, shape.padded_seqlen) for sample in samples]
+            samples = [_padded(self.pad_sample, sample, shape.padded_seqlen) for sample in samples]
         place = _Packed(shape) if shape.layout == "packed" else _Padded(shape)
         # (2, B, S): in one piece, since glibc gives several large ones back to the kernel after every batch
         ids, labels = np.empty((2, *shape.size), np.int64)
@@ -133,6 +133,26 @@ class Collator:
         ]
 
 
+def collate_alike(
+    collator: Collator, samples: Sequence[Sample], sample_ids: NDArray[np.integer], shape: PlannedShape
+) -> Collated:
+    """Collate samples, or say which of them is unlike the others.
+
+    Raises:
+        SourceError: A sample has other fields than the others, or a field of another type or shape.
+    """
+    require_same_fields(samples, sample_ids, shape.seqlens)
+    try:
+        return collator(samples, shape)
+    except PackerError:
+        raise
+    except (TypeError, ValueError, RuntimeError) as error:
+        complaint = difference(samples, sample_ids)
+        if complaint is None:
+            raise
+        raise SourceError(complaint) from error
+
+
 class _Padded:
     """One sample a row, each row S long."""
 
@@ -143,7 +163,7 @@ class _Padded:
     def fill(self, out: Any, values: Sequence[Any], pad: float) -> None:
         """Write the samples' values on the left of the rows ``(B, S, …)`` and ``pad`` on the right."""
         for row, value in zip(out, values, strict=True):
-            row[: len(value)] = _as_like(value, out)
+            copy_into(row[: len(value)], value)
             row[len(value) :] = pad
 
     def positions(self) -> NDArray[np.int64]:
@@ -193,7 +213,7 @@ class _Packed:
         else:
             out[0, : self._used] = pad
             for start, value in zip(self._edges.tolist(), values, strict=False):
-                out[0, start : start + len(value)] = _as_like(value, out)
+                copy_into(out[0, start : start + len(value)], value)
         out[0, self._used :] = pad
 
     def positions(self) -> NDArray[np.int64]:
@@ -223,16 +243,21 @@ class _Packed:
         labels.put(self._edges[:-1], IGNORE_INDEX)
 
 
-def num_values(values: Any) -> int | None:
-    """Return the first dimension of an array, a tensor or a list of numbers; None for anything else."""
-    if isinstance(values, np.ndarray):
-        return len(values) if values.ndim and values.dtype.kind in "biufc" else None
-    if isinstance(values, torch.Tensor):
-        return len(values) if values.ndim else None
-    if isinstance(values, list | tuple):
-        numbers = (int, float, list, tuple, np.number, np.ndarray)
-        return len(values) if not values or isinstance(values[0], numbers) else None
-    return None
+def _padded(pad_sample: Callable[[Sample, int], Sample], sample: Sample, length: int) -> Sample:
+    """Let a user's function pad a sample.
+
+    Raises:
+        ConfigError: It did not.
+    """
+    padded = pad_sample(sample, length)
+    found = num_values(padded.get("input_ids")) if isinstance(padded, Mapping) else None
+    if found != length:
+        what = type(padded).__name__ if found is None else f"{found:,} input_ids"
+        raise ConfigError(
+            f"sample_padding_fn returned {what} where {length:,} positions were asked for; let it return the "
+            "sample's mapping with input_ids of that length"
+        )
+    return padded
 
 
 def _empty(size: tuple[int, int], like: Any) -> Any:
@@ -241,10 +266,6 @@ def _empty(size: tuple[int, int], like: Any) -> Any:
         return torch.empty((*size, *like.shape[1:]), dtype=like.dtype)
     like = np.asarray(like)
     return np.empty((*size, *like.shape[1:]), like.dtype)
-
-
-def _as_like(value: Any, out: Any) -> Any:
-    return torch.as_tensor(value) if isinstance(out, torch.Tensor) else np.asarray(value)
 
 
 _COUNTED = np.arange(4096)

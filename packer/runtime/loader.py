@@ -10,8 +10,9 @@ from torch.distributed.device_mesh import DeviceMesh
 from packer.errors import ConfigError, PlanError
 from packer.plan import Epoch, Plan, load_plan
 from packer.runtime.batch import Batch, StepInfo
-from packer.runtime.collate import Collator, Sample
+from packer.runtime.collate import Collator
 from packer.runtime.device import to_device
+from packer.runtime.fields import Sample
 from packer.runtime.pieces import require_dataset
 from packer.runtime.prefetch import ReadBatch, Schedule, read_in_order
 from packer.runtime.progress import EpochStream, Place, Progress
@@ -99,6 +100,8 @@ class PlanLoader:
             SourceChangedError: The data set has another number of samples than the plan was made for.
         """
         plan = plan if isinstance(plan, Plan) else load_plan(plan)
+        if num_workers < 0:
+            raise ConfigError(f"num_workers={num_workers} is negative; 0 reads in this process")
         if sample_padding_fn is not None and plan.layout == "packed":
             raise ConfigError("sample_padding_fn has no meaning where samples are packed; leave it out")
         self.plan = plan
@@ -123,7 +126,10 @@ class PlanLoader:
         """Micro-batches of this rank in a step."""
         require_divisible(plan.config, self._at.sp_size, shard, ragged=ragged)
         require_dataset(dataset, plan)
-        self.device = None if device is None else torch.device(device)
+        try:
+            self.device = None if device is None else torch.device(device)
+        except RuntimeError as error:
+            raise ConfigError(f"device={device!r} is not known to torch: {error}") from None
         """Where the tensors go."""
         on_gpu = self.device is not None and self.device.type == "cuda"
         self._loss_tokens = plan.header.get("loss_tokens")
@@ -255,12 +261,12 @@ class PlanLoader:
                 on with the very next micro-batch, on the same topology.
 
         Raises:
-            StateError: The state belongs to another plan, or to another topology within a step.
+            StateError: The state is damaged, belongs to another plan, or to another topology within a step.
         """
         epoch, step, accum = LoaderState.from_dict(state).place(
             resume, fingerprint=self.plan.fingerprint, dp_size=self.dp_size, grad_accum=self.grad_accum
         )
-        self._progress.go_to(Place(epoch, step, accum))
+        self._progress.resume_at(Place(epoch, step, accum))
 
     def __repr__(self) -> str:
         epoch, step, accum = self._progress.place

@@ -6,15 +6,36 @@ from typing import Any
 import numpy as np
 
 from packer.errors import LengthMismatchError, SourceError
-from packer.plan import MicroBatch
+from packer.plan import MicroBatch, Plan
 from packer.runtime.batch import Batch, BatchInfo
-from packer.runtime.collate import Collated, Collator, PlannedShape
+from packer.runtime.collate import Collated, Collator, PlannedShape, collate_alike
+from packer.runtime.pieces import length_mismatch, num_tokens
+
+SEQLEN = "seqlen"
+
+
+def counted_member(plan: Plan) -> str | None:
+    """Return the member whose lengths the plan holds: ``seqlen``, else the first that has a budget.
+
+    None where the plan's ``seqlen`` is no member, or does not say what it counted.
+    """
+    budgets = plan.config["max_tokens"]
+    if not isinstance(budgets, Mapping):
+        return None
+    if SEQLEN in budgets:
+        return SEQLEN
+    measured = (plan.header.get("definition") or {}).get("columns") or {SEQLEN: ""}
+    return None if SEQLEN in measured else next(iter(budgets))
 
 
 def collate_members(
-    samples: Sequence[Any], planned: MicroBatch, collator: Collator, *, accum: int
+    samples: Sequence[Any], planned: MicroBatch, collator: Collator, *, accum: int, counted: str | None
 ) -> Collated:
     """Make a padded batch of each member, by its metric's name; the last one's loss tokens are counted.
+
+    A plan holds the lengths of one member. Of the others it holds only the padded length of each micro-batch,
+    which rounding and shapes shared within a step may have raised, so that no more than this bound can be
+    held against them.
 
     Args:
         samples: Each has under the name of a metric its token ids, or a mapping with ``input_ids`` and
@@ -22,19 +43,24 @@ def collate_members(
         planned: The micro-batch.
         collator: Makes the tensors of one member.
         accum: The micro-batch's place in its step.
+        counted: The member whose lengths the plan holds; see ``counted_member``.
 
     Raises:
-        LengthMismatchError: A member is longer than its tensor was planned.
+        LengthMismatchError: A member has another length than planned, or is longer than its tensor.
         SourceError: A sample lacks a member.
     """
     batches: dict[str, Any] = {}
     num_loss_tokens = 0
+    sample_ids = planned.sample_ids.tolist()
     for metric, padded_seqlen in planned.padded_seqlens.items():
         members = [
-            _member(sample, metric, sample_id)
-            for sample, sample_id in zip(samples, planned.sample_ids.tolist(), strict=True)
+            _member(sample, metric, sample_id) for sample, sample_id in zip(samples, sample_ids, strict=True)
         ]
-        seqlens = np.array([len(member["input_ids"]) for member in members], np.int32)
+        seqlens = np.array(list(map(num_tokens, members, sample_ids)), np.int32)
+        if metric == counted and (wrong := np.flatnonzero(seqlens != planned.seqlens)).size:
+            at = int(wrong[0])
+            sample_id, found, expected = sample_ids[at], int(seqlens[at]), int(planned.seqlens[at])
+            raise LengthMismatchError(f"{metric} of " + length_mismatch(sample_id, found, expected, None))
         longest = int(seqlens.argmax())
         if seqlens[longest] > padded_seqlen:
             raise LengthMismatchError(
@@ -43,7 +69,7 @@ def collate_members(
                 "another order of its files, or another tokenizer than was analyzed: analyze and plan again"
             )
         shape = PlannedShape("padded", seqlens, padded_seqlen, 1, planned.is_filler)
-        tensors, num_loss_tokens = collator(members, shape)
+        tensors, num_loss_tokens = collate_alike(collator, members, planned.sample_ids, shape)
         info = BatchInfo(
             accum=accum,
             sample_ids=planned.sample_ids,

@@ -3,17 +3,23 @@
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from packer.errors import LengthMismatchError, SourceChangedError, SourceError
+from packer.errors import ConfigError, LengthMismatchError, PackerError, SourceChangedError, SourceError
 from packer.plan import MicroBatch, Plan
-from packer.runtime.collate import Sample, num_values
+from packer.runtime.fields import Sample, num_values
 
 
 def require_dataset(dataset: Any, plan: Plan) -> None:
-    """Refuse a data set that has another number of samples than the plan was made for.
+    """Refuse what is no map-style data set, or has another number of samples than the plan was made for.
 
     Raises:
+        ConfigError: Samples cannot be asked for by their ids.
         SourceChangedError: The numbers differ.
     """
+    if not hasattr(dataset, "__getitem__"):
+        raise ConfigError(
+            f"a {type(dataset).__name__} cannot be asked for a sample by its id; give a data set with "
+            "dataset[sample_id], such as packer.open_dataset's"
+        )
     if not hasattr(dataset, "__len__"):
         return
     if len(dataset) != plan.num_samples:
@@ -24,12 +30,56 @@ def require_dataset(dataset: Any, plan: Plan) -> None:
 
 
 def read_samples(dataset: Any, sample_ids: Sequence[int]) -> Sequence[Any]:
-    """Read whole samples, all at once where the data set offers ``__getitems__``."""
+    """Read whole samples, all at once where the data set offers ``__getitems__``.
+
+    Raises:
+        SourceError: The data set raised an error, or returned another number of samples.
+    """
     read_many = getattr(dataset, "__getitems__", None)
-    if read_many is None:
-        return [dataset[sample_id] for sample_id in sample_ids]
-    samples: Sequence[Any] = read_many(sample_ids)
+    samples: Sequence[Any] = []
+    try:
+        if read_many is None:
+            for sample_id in sample_ids:
+                samples.append(dataset[sample_id])  # type: ignore[attr-defined]
+        else:
+            samples = read_many(sample_ids)
+    except PackerError:
+        raise
+    except Exception as error:
+        culprits = sample_ids if read_many is not None else sample_ids[len(samples) : len(samples) + 1]
+        raise _reading_failed(culprits, error) from error
+    if len(samples) != len(sample_ids):
+        raise SourceError(
+            f"the data set's __getitems__ returned {len(samples)} samples for the {len(sample_ids)} ids "
+            f"{_listed(sample_ids)}; let it return one for each"
+        )
     return samples
+
+
+def read_slice(dataset: Any, sample_id: int, start: int, stop: int) -> Any:
+    """Read a part of a sample from a data set that offers it.
+
+    Raises:
+        SourceError: The data set raised an error.
+    """
+    try:
+        return dataset.read_slice(sample_id, start, stop)
+    except PackerError:
+        raise
+    except Exception as error:
+        raise _reading_failed([sample_id], error) from error
+
+
+def _reading_failed(sample_ids: Sequence[int], error: Exception) -> SourceError:
+    what = f"sample {sample_ids[0]}" if len(sample_ids) == 1 else f"samples {_listed(sample_ids)}"
+    return SourceError(
+        f"the data set raised {type(error).__name__} when asked for {what}: {error}; repair it, or plan "
+        "again without what it cannot read (--sample-ids)"
+    )
+
+
+def _listed(sample_ids: Sequence[int]) -> str:
+    return ", ".join(map(str, sample_ids[:4])) + (" …" if len(sample_ids) > 4 else "")
 
 
 def read_pieces(
@@ -55,8 +105,7 @@ def read_pieces(
             raise LengthMismatchError(length_mismatch(sample_ids[wrong], found[wrong], seqlens[wrong], None))
         return samples
     starts = planned.starts.tolist()
-    read_slice = getattr(dataset, "read_slice", None)
-    if read_slice is None:
+    if not hasattr(dataset, "read_slice"):
         samples = read_samples(dataset, sample_ids)
         return [
             _cut(sample, sample_id, start, seqlen, token_fields)
@@ -64,7 +113,7 @@ def read_pieces(
         ]
     pieces = []
     for sample_id, start, seqlen in zip(sample_ids, starts, seqlens, strict=True):
-        piece = read_slice(sample_id, start, start + seqlen)
+        piece = read_slice(dataset, sample_id, start, start + seqlen)
         num_found = num_tokens(piece, sample_id)
         if num_found != seqlen:
             raise LengthMismatchError(length_mismatch(sample_id, start + num_found, seqlen, start))
@@ -81,6 +130,11 @@ def num_tokens(sample: Any, sample_id: int) -> int:
     try:
         return len(sample["input_ids"])
     except (KeyError, TypeError, IndexError):
+        if isinstance(sample, Mapping) and "input_ids" in sample:
+            raise SourceError(
+                f"input_ids of sample {sample_id} is a {type(sample['input_ids']).__name__}; the data set "
+                "must return one integer a token"
+            ) from None
         fields = f"its fields are {', '.join(map(str, sample))}" if isinstance(sample, Mapping) else ""
         raise SourceError(
             f"sample {sample_id} is a {type(sample).__name__} without "

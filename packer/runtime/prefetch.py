@@ -1,16 +1,24 @@
 """Who reads micro-batches, and in which order: worker processes ahead of time, or this process when asked."""
 
-from collections.abc import Iterable, Iterator
+import functools
+import os
+import pickle
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
 from torch.utils.data import DataLoader
 
-from packer.errors import PackerError
+from packer.errors import ConfigError, PackerError, WorkerLostError
 from packer.runtime.batch import Batch
 from packer.runtime.parcel import Parcel
 from packer.runtime.progress import Place
 from packer.runtime.reader import MicroBatchReader
+
+_PARENT_CHECK_SECONDS = 2.0
 
 ReadBatch = Batch | PackerError
 """A batch, or, in its place, what kept it from being made."""
@@ -42,6 +50,7 @@ def read_in_order(
     pin_memory: bool,
     persistent_workers: bool,
     seed: int,
+    worker_init_fn: Callable[[int], None] | None = None,
     **options: Any,
 ) -> Iterable[ReadBatch]:
     """Return what reads the scheduled micro-batches, each iteration from where the schedule starts.
@@ -55,15 +64,18 @@ def read_in_order(
         pin_memory: Page-locked host memory.
         persistent_workers: Keep the processes for the next iteration.
         seed: Of the workers' own generators.
+        worker_init_fn: Called in each worker with its number.
         **options: Further ones of ``torch.utils.data.DataLoader``.
     """
     if num_workers == 0:
         return _InProcess(reader, schedule, pin_memory=pin_memory)
-    loader: DataLoader[Parcel | PackerError] = DataLoader(
+    make_loader = functools.partial(
+        DataLoader,
         reader,  # type: ignore[arg-type]
         batch_size=None,
         sampler=schedule,
         collate_fn=_wrapped,  # type: ignore[arg-type]
+        worker_init_fn=functools.partial(_begin_worker, worker_init_fn),
         num_workers=num_workers,
         pin_memory=pin_memory,
         persistent_workers=persistent_workers,
@@ -71,7 +83,7 @@ def read_in_order(
         generator=torch.Generator().manual_seed(seed),
         **options,
     )
-    return _InWorkers(loader)
+    return _InWorkers(make_loader)
 
 
 class _InProcess:
@@ -92,19 +104,91 @@ def _pinned(batch: ReadBatch) -> ReadBatch:
 
 
 class _InWorkers:
-    """Takes what the worker processes made."""
+    """Takes what worker processes made."""
 
-    def __init__(self, loader: "DataLoader[Parcel | PackerError]") -> None:
-        self._loader = loader
+    def __init__(self, make_loader: Callable[[], "DataLoader[Parcel | PackerError]"]) -> None:
+        self._make_loader = make_loader
+        self._loader = make_loader()
+        self._owner: int | None = None
 
     def __iter__(self) -> Iterator[ReadBatch]:
-        return map(_unwrapped, self._loader)
+        self.require_owner()
+        try:
+            parcels = iter(self._loader)
+        except (AttributeError, TypeError, pickle.PicklingError) as error:
+            raise ConfigError(
+                f"what a worker needs cannot be sent to it: {error}; define the data set's class and the "
+                "functions given to PlanLoader in a module, not within a function"
+            ) from error
+        self._owner = os.getpid()
+        return _Received(self, parcels)
+
+    def lost(self) -> None:
+        """Let the next iteration start other workers."""
+        self._loader = self._make_loader()
+
+    def require_owner(self) -> None:
+        """Refuse a process that was forked from the one whose workers these are.
+
+        Raises:
+            ConfigError: It is another one.
+        """
+        if self._owner not in (None, os.getpid()):
+            raise ConfigError(
+                f"this loader's workers belong to process {self._owner}, from which this one was forked; "
+                "make a PlanLoader in each process, or fork before the first iteration"
+            )
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _InWorkers, (self._make_loader,)
 
 
-# Functions of the module, since workers are sent their names.
+class _Received:
+    """The batches of one iteration. No generator: between two batches it would hold on to the one before."""
+
+    def __init__(self, source: _InWorkers, parcels: Iterator[Parcel | PackerError]) -> None:
+        self._source = source
+        self._parcels = parcels
+
+    def __iter__(self) -> "_Received":
+        return self
+
+    def __next__(self) -> ReadBatch:
+        self._source.require_owner()
+        try:
+            parcel = next(self._parcels)
+        except RuntimeError as error:
+            if not str(error).startswith("DataLoader worker (pid"):
+                raise
+            self._source.lost()
+            raise WorkerLostError(
+                f"{error}; the likely causes are too little memory, for which fewer workers or a smaller "
+                "prefetch_factor are the cure, and a data set that ends its process: read with "
+                "num_workers=0 to see where"
+            ) from error
+        return parcel if isinstance(parcel, PackerError) else parcel.unpack()
+
+
+def _begin_worker(worker_init_fn: Callable[[int], None] | None, worker: int) -> None:
+    """Let a worker end soon after the process that it reads for, however that was killed.
+
+    Torch's own watch waits for the last message to leave the pipe, and nobody is there to take it.
+    """
+    threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
+    if worker_init_fn is not None:
+        worker_init_fn(worker)
+
+
+def _end_with(parent: int) -> None:
+    while os.getppid() == parent:
+        time.sleep(_PARENT_CHECK_SECONDS)
+    os._exit(1)
+
+
 def _wrapped(batch: ReadBatch) -> Parcel | PackerError:
-    return batch if isinstance(batch, PackerError) else Parcel.of(batch)
-
-
-def _unwrapped(parcel: Parcel | PackerError) -> ReadBatch:
-    return parcel if isinstance(parcel, PackerError) else parcel.unpack()
+    """Make a batch ready for its way; a function of the module, since workers are sent its name."""
+    if not isinstance(batch, PackerError):
+        return Parcel.of(batch)
+    if batch.__cause__ is not None:  # which does not travel with the error
+        batch.add_note("".join(traceback.format_exception(batch.__cause__)))
+    return batch

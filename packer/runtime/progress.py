@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from packer.errors import PackerError, PlanError
+from packer.errors import PackerError, PlanError, StateError
 from packer.plan import Plan
 from packer.runtime.batch import Batch, StepInfo
 
@@ -45,6 +45,22 @@ class Progress:
         self.step = self.playing = None
         self._iteration += 1
 
+    def resume_at(self, place: Place) -> None:
+        """Stand at a place that a checkpoint tells.
+
+        Raises:
+            StateError: The plan has no such place.
+        """
+        num_epochs = len(self._num_steps)
+        num_steps = self._num_steps[place.epoch] if place.epoch < num_epochs else 0
+        if place.epoch > num_epochs or place.step > num_steps:
+            raise StateError(
+                f"the loader's state stands at step {place.step} of epoch {place.epoch}, and the plan has "
+                f"{num_steps} steps in that epoch and {num_epochs} epochs; load what PlanLoader.state_dict() "
+                "gave"
+            )
+        self.go_to(place)
+
     def num_steps(self, epoch: int) -> int:
         """Return the number of steps of an epoch."""
         return self._num_steps[epoch]
@@ -83,9 +99,17 @@ class EpochStream:
     def next_batch(self) -> Batch:
         """Return the next batch, or raise what kept a worker from making it."""
         self._require_current()
-        batch = next(self._batches)
+        batch = next(self._batches, None)
+        if batch is None:
+            raise PlanError(
+                "this iteration of the loader broke off at an error; load_state_dict(loader.state_dict()) "
+                "lets the next one go on from there"
+            )
         if isinstance(batch, PackerError):
-            raise batch
+            try:
+                raise batch
+            finally:
+                del batch  # or its trace, which holds this frame, would be a cycle around the workers
         return batch
 
     def delivered(self, step: StepInfo, accum: int) -> None:

@@ -6,11 +6,11 @@ from typing import Any
 
 import torch
 
-from packer.errors import PackerError
+from packer.errors import ConfigError, PackerError
 from packer.plan import Epoch, MicroBatch, Plan
 from packer.runtime.batch import Batch, BatchInfo
-from packer.runtime.collate import Collated, Collator, PlannedShape
-from packer.runtime.pairs import collate_members
+from packer.runtime.collate import Collated, Collator, PlannedShape, collate_alike
+from packer.runtime.pairs import collate_members, counted_member
 from packer.runtime.pieces import read_pieces, read_samples
 from packer.runtime.progress import Place
 from packer.runtime.shard import IGNORE_INDEX, RowLayout, Shard, rank_spans
@@ -51,6 +51,7 @@ class MicroBatchReader:
         self._slicing = slicing
         self._user_collate = user_collate
         self._layout = plan.layout
+        self._counted_member = counted_member(plan)
         self._step_size = plan.dp_size * plan.grad_accum
         self._pad_segments_to = (
             int(plan.config.get("pad_segments_to") or 1) if self._layout == "packed" else 1
@@ -83,10 +84,12 @@ class MicroBatchReader:
             tensors, num_loss_tokens = self._collate_as_told(planned, shape)
         elif planned.padded_seqlens:
             samples = read_samples(self._dataset, planned.sample_ids.tolist())
-            tensors, num_loss_tokens = collate_members(samples, planned, self._collator, accum=place.accum)
+            tensors, num_loss_tokens = collate_members(
+                samples, planned, self._collator, accum=place.accum, counted=self._counted_member
+            )
         else:
             samples = read_pieces(self._dataset, planned, self._collator.token_fields)
-            tensors, num_loss_tokens = self._collator(samples, shape)
+            tensors, num_loss_tokens = collate_alike(self._collator, samples, planned.sample_ids, shape)
         info = BatchInfo(
             accum=place.accum,
             sample_ids=planned.sample_ids,
@@ -141,7 +144,12 @@ class MicroBatchReader:
             samples = read_pieces(self._dataset, planned, self._collator.token_fields)
         if self._collator.pad_sample is not None:
             samples = [self._collator.pad_sample(sample, shape.padded_seqlen) for sample in samples]
-        tensors = dict(self._user_collate(samples, shape))
+        collated = self._user_collate(samples, shape)
+        if not isinstance(collated, Mapping):
+            raise ConfigError(
+                f"collate returned a {type(collated).__name__}; let it return a mapping of names to tensors"
+            )
+        tensors = dict(collated)
         num_loss_tokens = 0
         for name in ("labels", "shift_labels"):
             labels = tensors.get(name)

@@ -8,8 +8,8 @@ import torch
 from numpy.typing import NDArray
 
 from packer.errors import LengthMismatchError
-from packer.runtime.collate import num_values
-from packer.runtime.pieces import length_mismatch, num_tokens, read_samples
+from packer.runtime.fields import num_values, put, require_labels
+from packer.runtime.pieces import length_mismatch, num_tokens, read_samples, read_slice
 from packer.runtime.shard import IGNORE_INDEX, Piece, RowLayout, cut, position_ids
 
 _MADE_HERE = frozenset(
@@ -70,16 +70,19 @@ def read_shard(
     for piece in pieces or [Piece(0, 0, 0, 0, 0)]:
         fields = read(piece)
         count = piece.stop - piece.start
+        sample_id = int(sample_ids[piece.sample])
         for name, values in fields.items():
             if name in _MADE_HERE:
                 continue
             if name not in buffers:
                 buffers[name] = _full(name, values, shape, pads.get(name, 0))
-            buffers[name][piece.row, piece.offset : piece.offset + count] = values[:count]
+            out = buffers[name][piece.row, piece.offset : piece.offset + count]
+            put(out, values[:count], name=name, sample_id=sample_id)
         if not is_filler:
             ahead = 0 if labels_are_shifted and "labels" in fields else 1
             labels = fields.get("labels", fields["input_ids"])[ahead : count + ahead]
-            shift_labels[piece.row, piece.offset : piece.offset + len(labels)] = labels
+            out = shift_labels[piece.row, piece.offset : piece.offset + len(labels)]
+            put(out, labels, name="labels", sample_id=sample_id)
     positions = np.tile(position_ids(layout, spans), (layout.num_rows, 1))
     tensors = {name: torch.as_tensor(buffer) for name, buffer in buffers.items()}
     return tensors | {
@@ -104,12 +107,12 @@ class _Reader:
         self._seqlens = seqlens.tolist()
         self._starts = None if starts is None else starts.tolist()
         self._token_fields = token_fields
-        self._read_slice = getattr(dataset, "read_slice", None)
+        self._reads_slices = hasattr(dataset, "read_slice")
         self._whole: dict[int, Mapping[str, Any]] = {}
 
     def fetch(self, touched: Sequence[int]) -> None:
         """Read the samples that the slice touches whole, where the data set cannot read parts of them."""
-        if self._read_slice is None:
+        if not self._reads_slices:
             wanted = touched or [0]
             sample_ids = [self._sample_ids[index] for index in wanted]
             for index, sample in zip(wanted, read_samples(self._dataset, sample_ids), strict=True):
@@ -117,7 +120,7 @@ class _Reader:
                 # Of a cut sample the plan knows only what it uses.
                 if self._starts is None and found != self._seqlens[index]:
                     raise self._mismatch(index, found)
-                self._whole[index] = self._aligned(sample)
+                self._whole[index] = self._aligned(sample, self._sample_ids[index])
 
     def __call__(self, piece: Piece) -> dict[str, Any]:
         planned = self._seqlens[piece.sample]
@@ -125,8 +128,8 @@ class _Reader:
         # One token past the planned end tells a sample that has grown; a cut sample may well go on.
         ahead = 1 if piece.stop > piece.start and (self._starts is None or piece.stop < planned) else 0
         start, stop = begin + piece.start, begin + piece.stop + ahead
-        if self._read_slice is not None:
-            fields = self._read_slice(self._sample_ids[piece.sample], start, stop)
+        if self._reads_slices:
+            fields = read_slice(self._dataset, self._sample_ids[piece.sample], start, stop)
         else:
             fields = {name: values[start:stop] for name, values in self._whole[piece.sample].items()}
         if (
@@ -135,7 +138,7 @@ class _Reader:
         ):
             sample_id = self._sample_ids[piece.sample]
             raise self._mismatch(piece.sample, num_tokens(self._dataset[sample_id], sample_id))
-        return self._aligned(fields)
+        return self._aligned(fields, self._sample_ids[piece.sample])
 
     def _mismatch(self, index: int, found: int) -> LengthMismatchError:
         start = None if self._starts is None else self._starts[index]
@@ -143,8 +146,10 @@ class _Reader:
             length_mismatch(self._sample_ids[index], found, self._seqlens[index], start)
         )
 
-    def _aligned(self, sample: Mapping[str, Any]) -> dict[str, Any]:
+    def _aligned(self, sample: Mapping[str, Any], sample_id: int) -> dict[str, Any]:
         length = len(sample["input_ids"])
+        if "labels" in sample:
+            require_labels(sample["labels"], sample_id, length)
         if self._token_fields is None:
             names = [name for name in sample if num_values(sample[name]) == length]
         else:

@@ -1,5 +1,6 @@
 """Where a loader stands, as a checkpoint keeps it."""
 
+import operator
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
@@ -34,15 +35,28 @@ class LoaderState:
         """Take a state from a checkpoint.
 
         Raises:
-            StateError: It is not one of ours, or of another version.
+            StateError: It is not one of ours, is damaged, or of another version.
         """
+        if not isinstance(state, Mapping):
+            raise StateError(
+                f"the loader's state is a {type(state).__name__}; load what PlanLoader.state_dict() gave"
+            )
         if state.get("version") != VERSION or set(state) != set(cls.__slots__):
             raise StateError(
                 f"the loader's state has version {state.get('version')!r} and fields "
                 f"{', '.join(map(str, state))}; this packer reads version {VERSION}: load what "
                 "PlanLoader.state_dict() gave"
             )
-        return cls(**state)
+        try:  # a checkpoint may have made tensors of the numbers
+            numbers = {name: operator.index(state[name]) for name in cls.__slots__ if name != "fingerprint"}
+        except TypeError:
+            numbers = {}
+        if not numbers or min(numbers.values()) < 0 or numbers["microbatch"] > numbers["grad_accum"]:
+            raise StateError(
+                f"the loader's state {dict(state)} is no place in a plan; load what PlanLoader.state_dict() "
+                "gave"
+            )
+        return cls(**numbers, fingerprint=state["fingerprint"])
 
     def place(
         self, resume: Resume, *, fingerprint: str, dp_size: int, grad_accum: int

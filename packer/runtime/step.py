@@ -52,6 +52,7 @@ class Step:
         self._complaint_about = complaint_about
         self._buffer: deque[Batch] = deque()
         self._num_delivered = 0
+        self._num_loss_tokens_read = 0
         self._is_over = False
         self._complaint: str | None = None
         self._num_loss_tokens_was_read = False
@@ -68,11 +69,23 @@ class Step:
             raise PlanError(self._complaint)
         return self.info.num_loss_tokens
 
-    def buffered(self) -> list[Batch]:
-        """Read all micro-batches still to come, and keep them to be handed out later."""
+    def count_loss_tokens(self) -> int:
+        """Count this rank's labels that are not −100; what is still to come is read, and kept.
+
+        Raises:
+            PlanError: Some of the step's micro-batches never reached, or will never reach, this loop.
+        """
+        if self._accums.start:
+            raise PlanError(
+                f"step {self.index} of epoch {self.epoch} goes on after {self._accums.start} micro-batches "
+                "of an earlier run, whose loss tokens are not known here; keep the step's count beside the "
+                "loader's state, or resume with resume='step'"
+            )
+        if self._was_left:
+            raise PlanError(self._left_message())
         while len(self._buffer) < len(self):
             self._buffer.append(self._read())
-        return list(self._buffer)
+        return self._num_loss_tokens_read
 
     def leave(self) -> None:
         """Give up what was not handed out, so that the stream stands at the next step."""
@@ -87,6 +100,8 @@ class Step:
         return len(self._accums) - self._num_delivered
 
     def __iter__(self) -> "Step":
+        if self._was_left:
+            raise PlanError(self._left_message())
         if self._is_over:
             raise PlanError(
                 f"step {self.index} of epoch {self.epoch} was played already; a step hands out its "
@@ -95,6 +110,8 @@ class Step:
         return self
 
     def __next__(self) -> Batch:
+        if self._was_left:
+            raise PlanError(self._left_message())
         if not len(self):
             if not self._is_over:
                 self._finish()
@@ -107,10 +124,22 @@ class Step:
     def _read(self) -> Batch:
         batch = self._stream.next_batch()
         batch.step = self.info
+        if batch.info is not None:
+            self._num_loss_tokens_read += batch.info.num_loss_tokens
         self._complaint = self._complaint or self._complaint_about(batch)
         if self._complaint is not None and self._num_loss_tokens_was_read:
             raise PlanError(self._complaint)
         return batch
+
+    @property
+    def _was_left(self) -> bool:
+        return self._is_over and len(self) > 0
+
+    def _left_message(self) -> str:
+        return (
+            f"step {self.index} of epoch {self.epoch} was left {len(self)} micro-batches before its end, "
+            "because the next step was asked for, or leave() called; play each step before the next"
+        )
 
     def _finish(self) -> None:
         self._is_over = True

@@ -239,6 +239,13 @@ def test_a_step_left_early_leaves_the_next_one_whole_and_is_played_once() -> Non
     for step in loader:
         seen.append(next(step).sample_ids.tolist())
     assert seen == planned(plan, 0)[::3]
+    with pytest.raises(PlanError, match="was left 2 micro-batches before its end"):
+        iter(step)
+
+
+def test_a_step_is_played_once() -> None:
+    step = next(iter(PlanLoader(make_plan(SEQLENS, steps=4, grad_accum=3), Tokens(SEQLENS))))
+    assert len(list(step)) == 3
     with pytest.raises(PlanError, match="was played already"):
         iter(step)
 

@@ -1,5 +1,6 @@
 """Plans with two budgets: a batch for the source and one for the target, each padded to its own S."""
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -85,3 +86,41 @@ def test_a_users_collate_learns_both_lengths() -> None:
 
     batch = next(iter(PlanLoader(make_plan(), dataset(TARGET), collate=collate).microbatches()))
     assert {name: tensor.shape for name, tensor in batch.items()} == {"source": (2, 5), "target": (2, 6)}
+
+
+def measured_plan(columns: dict[str, str]) -> Plan:
+    """The same plan, of metrics that were analyzed from columns."""
+    plan = make_plan()
+    facts = plans.facts(SOURCE, max_tokens={"source": 16, "target": 16})
+    facts = replace(facts, definition={"kind": "tokens", "columns": columns})
+    rows = [plan.epoch(0).microbatch(row) for row in range(2)]
+    epoch = plans.epoch(
+        [
+            plans.Row(
+                pieces=list(zip(row.sample_ids.tolist(), row.seqlens.tolist(), strict=True)),
+                padded_seqlens=row.padded_seqlens,
+            )
+            for row in rows
+        ]
+    )
+    return plan_in_memory(facts, [epoch], dropped=plans.drops())
+
+
+def test_the_member_that_the_plan_holds_the_lengths_of_is_checked_exactly() -> None:
+    changed = dataset(TARGET)
+    changed[0]["source"] = tokens_of(0, 2)  # one less than planned, and within the tensor
+    plan = measured_plan({"source": "src", "target": "tgt"})
+    assert len(list(PlanLoader(plan, dataset(TARGET)).microbatches())) == 2
+    with pytest.raises(
+        LengthMismatchError, match="source of sample 0 has 2 tokens and the plan was made for 3"
+    ):
+        next(iter(PlanLoader(plan, changed).microbatches()))
+    # A third metric is what this plan holds, so that neither member has a length in it.
+    other = measured_plan({"seqlen": "all", "source": "src", "target": "tgt"})
+    assert len(list(PlanLoader(other, changed).microbatches())) == 2
+
+
+def test_a_member_without_tokens_is_refused() -> None:
+    without = [{"source": {"kinds": np.arange(3)}, "target": [1]} for _ in SOURCE]
+    with pytest.raises(SourceError, match="sample 0 is a dict without input_ids"):
+        next(iter(PlanLoader(make_plan(), without).microbatches()))
