@@ -1,9 +1,11 @@
 """``packer inspect``: a plan on one screen, and one step as a picture of bars."""
 
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 
 from rich.columns import Columns
-from rich.console import Group, RenderableType
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
+from rich.measure import Measurement
 from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
@@ -17,6 +19,8 @@ from packer.wording import counted
 
 SPARK_WIDTH = 36
 BAR_WIDTH = 56
+LEAST_WIDTH = 12
+"""Columns of either on a narrow screen."""
 _SPARKS = "▁▂▃▄▅▆▇█"
 _SHOWN_SHAPES = 12
 # What the table below the facts, or a table of its own, says at length.
@@ -54,7 +58,8 @@ def step_picture(plan: Plan, epoch: int, step: int) -> RenderableType:
     table = Table(box=None, padding=(0, 1), header_style="dim")
     for name in ("rank", "accum", "shape", "samples", "real", "padding"):
         table.add_column(name, justify="right")
-    table.add_column(f"█ real, ░ padding; {widest:,} tokens wide")
+    table.add_column(f"█ real, ░ padding of {widest:,}")
+    room_for_kinds = max(len(f" {_kind(row)}".rstrip()) for row in rows)
     for row in sorted(rows, key=lambda row: (row.dp_rank, row.accum)):
         padded = _padded_tokens(plan, row)
         table.add_row(
@@ -64,7 +69,14 @@ def step_picture(plan: Plan, epoch: int, step: int) -> RenderableType:
             f"{row.num_samples:,}",
             f"{row.num_tokens:,}",
             percent(padded / row.num_tokens - 1),
-            _bar(row, padded, widest),
+            _Bar(
+                padded=padded,
+                real=row.num_tokens,
+                widest=widest,
+                kind=_kind(row),
+                is_masked=row.is_filler,
+                room_for_kinds=room_for_kinds,
+            ),
         )
     return Group(title, table)
 
@@ -100,7 +112,7 @@ def _per_step(plan: Plan, summary: PlanSummary) -> Table:
         ("LR factor", "lr_scale", summary.lr_scale),
     ):
         if values is not None and (column != "lr_scale" or summary.lr_scaling != "none"):
-            line = sparkline(over_steps(plan, column, SPARK_WIDTH).mean)
+            line = _Sparkline(plan=plan, column=column)
             table.add_row(label, line, *_quantiles(values, "{:.3f}" if column == "lr_scale" else "{:,.0f}"))
     return table
 
@@ -152,15 +164,48 @@ def _padded_tokens(plan: Plan, row: MicroBatch) -> int:
     return row.padded_seqlen * (row.num_samples if plan.layout == "padded" else 1)
 
 
-def _bar(row: MicroBatch, padded: int, widest: int) -> Text:
-    """Return a bar whose length is the tensor's, filled with what is real."""
-    width = max(round(BAR_WIDTH * padded / widest), 1)
-    real = min(round(BAR_WIDTH * row.num_tokens / widest), width)
-    if padded > row.num_tokens:
-        real = min(real, width - 1) if width > 1 else real  # padding that is there shows
-    kind = "filler, masked" if row.is_filler else "repeat" if row.is_repeat else ""
-    return Text.assemble(
-        ("█" * real, "dim" if row.is_filler else "green"),
-        ("░" * (width - real), "yellow"),
-        f" {kind}".rstrip(),
-    )
+def _kind(row: MicroBatch) -> str:
+    return "filler, masked" if row.is_filler else "repeat" if row.is_repeat else ""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Bar:
+    """A micro-batch as a bar, as long as its tensor and filled with what is real, where there is room."""
+
+    padded: int
+    real: int
+    widest: int
+    """Tokens of the longest bar."""
+    kind: str
+    is_masked: bool
+    room_for_kinds: int
+    """Columns that all bars leave free, so that they are drawn to one scale."""
+
+    def __rich_measure__(self, console: Console, options: ConsoleOptions) -> Measurement:
+        return Measurement(LEAST_WIDTH + self.room_for_kinds, BAR_WIDTH + self.room_for_kinds)
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        room = max(min(BAR_WIDTH, options.max_width - self.room_for_kinds), 2)
+        width = max(round(room * self.padded / self.widest), 1)
+        real = min(round(room * self.real / self.widest), width)
+        if self.padded > self.real and width > 1:
+            real = min(real, width - 1)  # padding that is there shows
+        yield Text.assemble(
+            ("█" * real, "dim" if self.is_masked else "green"),
+            ("░" * (width - real), "yellow"),
+            f" {self.kind}".rstrip(),
+        )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Sparkline:
+    """A column of the steps along the plan, as wide as there is room."""
+
+    plan: Plan
+    column: str
+
+    def __rich_measure__(self, console: Console, options: ConsoleOptions) -> Measurement:
+        return Measurement(LEAST_WIDTH, SPARK_WIDTH)
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        yield Text(sparkline(over_steps(self.plan, self.column, min(SPARK_WIDTH, options.max_width)).mean))
