@@ -107,7 +107,7 @@ class _MeasureSamples:
                 f"{place} returned {seqlens[wrong[0]]} for sample {rows[int(wrong[0])]}; "
                 "a length is 0 or more"
             )
-        return UnitLengths({SEQLEN: seqlens}, 0, int(np.count_nonzero(seqlens == 0))).pack()
+        return UnitLengths.pack([UnitLengths({SEQLEN: seqlens}, 0, int(np.count_nonzero(seqlens == 0)))])
 
 
 def _samples(dataset: Any, rows: Sequence[int]) -> list[Any]:

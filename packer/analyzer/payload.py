@@ -2,7 +2,7 @@
 
 import json
 import struct
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,17 +11,21 @@ _HEAD = struct.Struct("<Q")
 _ALIGNMENT = 64
 
 
-def pack_arrays(arrays: Mapping[str, NDArray[np.integer]]) -> bytes:
-    """Return one-dimensional arrays as bytes: length of a JSON list, the list, then each array, aligned."""
-    listed = [(name, array.dtype.str, len(array)) for name, array in arrays.items()]
+def pack_arrays(arrays: Mapping[str, Sequence[NDArray[np.integer]]]) -> bytes:
+    """Return arrays as bytes: length of a JSON list, the list, then each array, aligned.
+
+    Args:
+        arrays: one-dimensional ones, each in one or more pieces of one type, which are copied once.
+    """
+    listed = [(name, pieces[0].dtype.str, sum(map(len, pieces))) for name, pieces in arrays.items()]
     described = json.dumps(listed).encode()
-    pieces: list[bytes | memoryview] = [_HEAD.pack(len(described)), described]
+    content: list[bytes | memoryview] = [_HEAD.pack(len(described)), described]
     position = _HEAD.size + len(described)
-    for array in arrays.values():
+    for pieces in arrays.values():
         padding = -position % _ALIGNMENT
-        pieces += [bytes(padding), np.ascontiguousarray(array).data]
-        position += padding + array.nbytes
-    return b"".join(pieces)
+        content += [bytes(padding), *(np.ascontiguousarray(piece).data for piece in pieces)]
+        position += padding + sum(piece.nbytes for piece in pieces)
+    return b"".join(content)
 
 
 def unpack_arrays(buffer: memoryview) -> dict[str, NDArray[np.integer]]:

@@ -1,6 +1,6 @@
 """The work on one unit: read it, measure it, and pack what is worth keeping into a payload."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -49,10 +49,15 @@ class UnitLengths:
         main = next(iter(self.values.values()), np.empty(0, np.int64))
         return len(main), int(main.sum())
 
-    def pack(self) -> bytes:
-        """Return the payload."""
-        arrays = {**self.values, _COUNTS: np.array([self.num_nulls, self.num_empties])}
-        return pack_arrays(arrays if self.token_ids is None else arrays | {_TOKEN_IDS: self.token_ids})
+    @staticmethod
+    def pack(batches: Sequence["UnitLengths"]) -> bytes:
+        """Return the payload of a unit, given the lengths of its batches."""
+        counts = np.array([[batch.num_nulls, batch.num_empties] for batch in batches], np.int64)
+        names = batches[0].values if batches else ()
+        arrays = {name: _narrowed_lengths([batch.values[name] for batch in batches]) for name in names}
+        arrays[_COUNTS] = [counts.reshape(-1, 2).sum(axis=0)]
+        token_ids = [batch.token_ids for batch in batches if batch.token_ids is not None]
+        return pack_arrays(arrays | {_TOKEN_IDS: token_ids} if token_ids else arrays)
 
     @classmethod
     def unpack(cls, payload: memoryview) -> "UnitLengths":
@@ -76,15 +81,7 @@ class MeasureUnit:
 
     def __call__(self, unit: Unit) -> bytes:
         """Return the payload of a ``UnitLengths``."""
-        batches = list(_over_batches(self.source, unit, self._columns, self._measure))
-        names = batches[0].values if batches else ()
-        token_ids = [batch.token_ids for batch in batches if batch.token_ids is not None]
-        return UnitLengths(
-            {name: _joined([batch.values[name] for batch in batches]) for name in names},
-            sum(batch.num_nulls for batch in batches),
-            sum(batch.num_empties for batch in batches),
-            np.concatenate(token_ids) if token_ids else None,
-        ).pack()
+        return UnitLengths.pack(list(_over_batches(self.source, unit, self._columns, self._measure)))
 
     @property
     def _columns(self) -> Columns:
@@ -121,7 +118,7 @@ class CountVocabulary:
             totals[: len(counts)] += counts
             num_rows += rows
         ids = np.flatnonzero(totals)
-        return pack_arrays({"ids": ids, "counts": totals[ids], "rows": np.array([num_rows])})
+        return pack_arrays({"ids": [ids], "counts": [totals[ids]], "rows": [np.array([num_rows])]})
 
     def _count(self, batch: pa.RecordBatch) -> tuple[NDArray[np.int64], int]:
         encoded = encode(batch, self.definition)
@@ -190,11 +187,11 @@ def _with_token_ids(batch: pa.RecordBatch, encoded: Encoded) -> pa.RecordBatch:
     return batch.append_column(TOKEN_IDS, column)
 
 
-def _joined(pieces: list[NDArray[np.integer]]) -> NDArray[np.integer]:
-    """Concatenate to int32 where no value is negative or larger: half of what a unit sends and keeps."""
+def _narrowed_lengths(pieces: list[NDArray[np.integer]]) -> list[NDArray[np.integer]]:
+    """Return int32 where no value is negative or larger: half of what a unit sends and keeps."""
     largest = np.iinfo(np.int32).max
-    fits = all(0 <= np.bitwise_or.reduce(piece) <= largest for piece in pieces)
-    return np.concatenate(pieces, dtype=np.int32 if fits else np.int64, casting="same_kind")
+    fits = all(piece.dtype == np.int32 or 0 <= np.bitwise_or.reduce(piece) <= largest for piece in pieces)
+    return [piece.astype(np.int32 if fits else np.int64, copy=False) for piece in pieces]
 
 
 def _narrowed(ids: NDArray[np.integer], dtype: np.dtype[np.integer]) -> NDArray[np.integer]:
