@@ -19,6 +19,9 @@ from packer.sources.part import Columns, Part, Unit
 COMPRESSIONS = {b"\x1f\x8b": "gzip", b"\x28\xb5\x2f\xfd": "zstd"}
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _HEAD_ROWS = 1000
+_PACKED_LINE_BYTES = 64 << 20
+_PACKED_RATIO = 64
+"""How often longer than its file a line of a compressed one may be: text packs to a tenth, a bomb to less."""
 
 
 class JsonLinesPart(Part):
@@ -118,11 +121,24 @@ class JsonLinesPart(Part):
     @cached_property
     def _spooled(self) -> tuple[NDArray[np.uint8], LineIndex]:
         """A decompressed copy in an unlinked temporary file: no seeking in a compressed stream."""
-        return spooled(self._blocks(0, self._num_bytes))
+        return spooled(
+            self._blocks(0, self._num_bytes), owner=self.location.path, max_line_bytes=self._max_line_bytes
+        )
 
     @cached_property
     def _index(self) -> LineIndex:
-        return self._spooled[1] if self._compression else LineIndex(self._blocks(0, self._num_bytes))
+        if self._compression:
+            return self._spooled[1]
+        return LineIndex(
+            self._blocks(0, self._num_bytes), owner=self.location.path, max_line_bytes=self._max_line_bytes
+        )
+
+    @property
+    def _max_line_bytes(self) -> int:
+        """A line is held whole, so what a small file unpacks to must not fill the memory."""
+        if not self._compression:
+            return MAX_LINE_BYTES
+        return min(max(_PACKED_LINE_BYTES, _PACKED_RATIO * self._num_bytes), MAX_LINE_BYTES)
 
     @cached_property
     def _file(self) -> pa.NativeFile:
@@ -153,18 +169,20 @@ class JsonLinesPart(Part):
         for block in self._blocks(start, stop):
             whole, line_end, rest = block.rpartition(b"\n")
             if line_end:
-                lines = b"".join([*pending, whole]).split(b"\n")
-                if first:
+                joined = b"".join([*pending, whole])
+                lines = joined.split(b"\n") if joined.strip() else []
+                if first and lines:
                     lines[0] = lines[0].removeprefix(_BYTE_ORDER_MARK)
-                    first = False
+                first = False
                 pending, pending_bytes = [], 0
                 if rows := [line for line in lines if line.strip()]:
                     yield rows
             pending.append(rest)
             pending_bytes += len(rest)
-            if pending_bytes > MAX_LINE_BYTES:
+            if pending_bytes > self._max_line_bytes:
                 raise SourceError(
-                    f"{self.location.path}: a line is longer than {MAX_LINE_BYTES} bytes; is it JSON Lines?"
+                    f"{self.location.path}: a line is longer than {self._max_line_bytes} bytes; is it JSON "
+                    "Lines?"
                 )
         last = b"".join(pending)
         last = last.removeprefix(_BYTE_ORDER_MARK) if first else last

@@ -22,9 +22,16 @@ class LineIndex:
     The offsets lie in an unlinked temporary file, 16 bytes a row: an index of any size costs no memory.
     """
 
-    def __init__(self, blocks: Iterable[bytes]) -> None:
+    def __init__(self, blocks: Iterable[bytes], *, owner: str, max_line_bytes: int) -> None:
+        """Index a file.
+
+        Args:
+            blocks: its bytes, in pieces.
+            owner: what messages call it.
+            max_line_bytes: a longer line is refused.
+        """
         with tempfile.TemporaryFile(prefix="packer-") as file:
-            for starts, stops in _line_bounds(blocks):
+            for starts, stops in _line_bounds(blocks, owner, max_line_bytes):
                 np.stack([starts, stops], axis=1).tofile(file)
             # (rows, 2) int64: first byte of the row and the one after its last
             self.bounds: NDArray[np.int64] = _mapped(file, np.dtype(np.int64)).reshape(-1, 2)
@@ -33,7 +40,9 @@ class LineIndex:
         return len(self.bounds)
 
 
-def spooled(blocks: Iterable[bytes]) -> tuple[NDArray[np.uint8], LineIndex]:
+def spooled(
+    blocks: Iterable[bytes], *, owner: str, max_line_bytes: int
+) -> tuple[NDArray[np.uint8], LineIndex]:
     """Write blocks to an unlinked temporary file and index it, in one pass; return its bytes, mapped."""
     with tempfile.TemporaryFile(prefix="packer-") as file:
 
@@ -42,7 +51,7 @@ def spooled(blocks: Iterable[bytes]) -> tuple[NDArray[np.uint8], LineIndex]:
                 file.write(block)
                 yield block
 
-        index = LineIndex(copied())
+        index = LineIndex(copied(), owner=owner, max_line_bytes=max_line_bytes)
         return _mapped(file, np.dtype(np.uint8)), index
 
 
@@ -57,7 +66,9 @@ def _mapped(file: BinaryIO, dtype: np.dtype[Any]) -> NDArray[Any]:
     return np.memmap(file, dtype, "r", shape=size // dtype.itemsize)
 
 
-def _line_bounds(blocks: Iterable[bytes]) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int64]]]:
+def _line_bounds(
+    blocks: Iterable[bytes], owner: str, max_line_bytes: int
+) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int64]]]:
     """Yield (starts, stops) of the rows that end in each block; the last line needs no line end."""
     offset = 0  # of the block in the file
     start = 0  # of the line that is open
@@ -71,16 +82,20 @@ def _line_bounds(blocks: Iterable[bytes]) -> Iterator[tuple[NDArray[np.int64], N
             inner = starts[1:] - offset
             first = view[inner] if len(inner) else view[:0]
             blank = np.isin(first, _BLANK)
-            for at in np.flatnonzero(blank):
-                blank[at] = not _has_text(view, int(inner[at]), int(ends[at + 1]) - offset)
+            if blank.any():
+                # (bytes + 1,) letters before each
+                letters = np.concatenate([[0], np.cumsum(~np.isin(view, _BLANK), dtype=np.int32)])
+                blank &= letters[ends[1:] - offset] == letters[inner]
             keep = np.concatenate([keep, ~blank])
             yield starts[keep], ends[keep]
             start = int(ends[-1]) + 1
             open_is_blank = True
         open_is_blank &= not _has_text(view, start - offset if start > offset else 0, len(view))
         offset += len(block)
-        if offset - start > MAX_LINE_BYTES:
-            raise SourceError(f"the line at byte {start} is longer than {MAX_LINE_BYTES} bytes; split it")
+        if offset - start > max_line_bytes:
+            raise SourceError(
+                f"{owner}: the line at byte {start} is longer than {max_line_bytes} bytes; split it"
+            )
     if offset > start and not open_is_blank:
         yield np.array([start]), np.array([offset])
 

@@ -3,6 +3,8 @@
 import gzip
 import json
 import pickle
+import subprocess
+import sys
 
 import pyarrow as pa
 import pytest
@@ -69,6 +71,60 @@ def test_a_cut_compressed_file_is_an_error(tmp_path, cut):
     path.write_bytes(gzip.compress(lines.encode())[:cut])
     with pytest.raises(SourceError, match=r"a\.jsonl\.gz"):
         read_all(path, IDS, 100)
+
+
+BOMB = """
+import resource, sys
+from packer.errors import SourceError
+from packer.samples import LengthDefinition, open_dataset
+from packer.sources import open_source
+
+open_source(sys.argv[1])
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+try:
+    source = open_source(sys.argv[2])
+    rows = sum(batch.num_rows for unit in source.units() for batch in source.read(unit, {"n": None}))
+    print(rows, source.num_rows)
+except SourceError as error:
+    print(str(error).replace(sys.argv[2], "FILE"))
+print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) >> 10)
+"""
+
+
+@pytest.mark.parametrize("suffix", ["gz", "zst"])
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        (b'{"n": "' + b"x" * (100 << 20), "FILE: a line is longer than 67108864 bytes"),
+        (
+            b'{"n": 1}\n' * 10_000 + b'{"n": "' + b"x" * (100 << 20),
+            "FILE: a line is longer than 67108864 bytes",
+        ),
+        (b'{"n": 1}' + b"\n" * (40 << 20), "1 1"),
+    ],
+    ids=["one line", "a line behind others", "blank lines"],
+)
+def test_what_a_small_file_unpacks_to_does_not_fill_the_memory(tmp_path, suffix, line, said):
+    path = tmp_path / f"a.jsonl.{suffix}"
+    path.write_bytes(gzip.compress(line, 1) if suffix == "gz" else pa.compress(line, "zstd", asbytes=True))
+    assert path.stat().st_size < 4 << 20
+    (tmp_path / "small.jsonl").write_text('{"n": 1}')
+    command = [sys.executable, "-c", BOMB, tmp_path / "small.jsonl", path]
+    shown, grown = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
+    assert shown.startswith(said)
+    assert int(grown) < 256  # MiB
+
+
+def test_blank_lines_of_every_kind_are_no_rows_whatever_the_blocks(tmp_path, monkeypatch):
+    lines = [b"", b" ", b"\t \r", b'{"n": 1}', b' {"n": 2} ', b"   ", b'\t{"n": 3}\r', b" " * 20, b""]
+    path = tmp_path / "a.jsonl"
+    path.write_bytes(b"\n".join(lines * 3))
+    for size in range(1, 60):
+        monkeypatch.setattr(jsonl, "BLOCK_BYTES", size)
+        source = open_source(path)
+        assert source.num_rows == 9
+        assert [batch["n"][0].as_py() for batch in source.rows(range(9), {"n": pa.int64()})] == [1, 2, 3] * 3
+        assert [row["n"] for row in read_all(path, {"n": pa.int64()}, 30)] == [1, 2, 3] * 3
 
 
 def test_lines_longer_than_a_block(tmp_path, monkeypatch):
