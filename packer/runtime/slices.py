@@ -137,7 +137,8 @@ class _Reader:
             != min(piece.stop + ahead, planned) - piece.start
         ):
             sample_id = self._sample_ids[piece.sample]
-            raise self._mismatch(piece.sample, num_tokens(self._dataset[sample_id], sample_id))
+            (whole,) = read_samples(self._dataset, [sample_id])
+            raise self._mismatch(piece.sample, num_tokens(whole, sample_id))
         return self._aligned(fields, self._sample_ids[piece.sample])
 
     def _mismatch(self, index: int, found: int) -> LengthMismatchError:

@@ -169,6 +169,29 @@ def test_a_sample_unlike_the_others_is_named(
     assert re.search(pattern, str(error)), str(error)
 
 
+@pytest.mark.parametrize(
+    ("odd", "complaint"),
+    [
+        (lambda n: {"input_ids": np.ones(n), "labels": np.ones(n)}, "input_ids of sample {odd} is float64"),
+        (lambda n: {"labels": np.ones(n)}, "labels of sample {odd} is float64"),
+        (lambda n: {"labels": np.ones(n + 1, int)}, "sample {odd} has .* labels for {n} tokens"),
+    ],
+    ids=range(3),
+)
+def test_a_slice_of_a_sample_unlike_the_others_is_refused_too(
+    odd: Callable[[int], Any], complaint: str
+) -> None:
+    def change(sample_id: int, sample: dict[str, Any]) -> dict[str, Any]:
+        labels = {"labels": np.arange(SEQLENS[sample_id])}
+        return sample | (odd(SEQLENS[sample_id]) if sample_id == ODD else labels)
+
+    plan = make_plan(SEQLENS, steps=4, grad_accum=3, layout="packed")
+    loader = PlanLoader(plan, Changed(change), dp_rank=0, dp_size=1, sp_rank=1, sp_size=2, ragged=True)
+    pattern = complaint.replace("{odd}", str(ODD)).replace("{n}", str(SEQLENS[ODD]))
+    with pytest.raises(SourceError, match=pattern):
+        list(loader.microbatches())
+
+
 class Broken(Tokens):
     """A shard is missing."""
 
