@@ -7,6 +7,7 @@ from typing import Any
 from packer.errors import ConfigError, PlanError
 from packer.plan import Plan
 from packer.runtime.topology import grad_accum_for
+from packer.wording import counted
 
 _KNOWN_LOSSES = ("Trainer", "SFTTrainer")
 """Their loss is next-token prediction, which the mixin computes over the plan's steps."""
@@ -24,15 +25,15 @@ def choose_max_steps(args: Any, plan: Plan) -> int:
     planned = sum(epoch["num_steps"] for epoch in plan.header["epochs"])
     if args.max_steps > planned:
         raise ConfigError(
-            f"max_steps={args.max_steps}, and the plan's {plan.num_epochs} epochs hold {planned} steps; "
-            "plan more with --epochs, or lower max_steps"
+            f"max_steps={args.max_steps}, and the plan holds {counted(planned, 'step')} in "
+            f"{counted(plan.num_epochs, 'epoch')}; plan more with --epochs, or lower max_steps"
         )
     if args.max_steps > 0:
         return int(args.max_steps)
     if args.num_train_epochs not in (_DEFAULT_EPOCHS, plan.num_epochs):
         raise ConfigError(
-            f"num_train_epochs={args.num_train_epochs:g}, and the plan holds {plan.num_epochs} epochs, "
-            f"which are what is trained; plan with --epochs, or set num_train_epochs={plan.num_epochs} or "
+            f"num_train_epochs={args.num_train_epochs:g}, and the plan holds "
+            f"{counted(plan.num_epochs, 'epoch')}, which is what is trained; plan with --epochs, or set num_train_epochs={plan.num_epochs} or "
             "max_steps"
         )
     return int(planned)
@@ -89,8 +90,8 @@ def require_trainable(trainer: Any, plan: Plan, place: dict[str, int]) -> None:
     grad_accum = grad_accum_for(place["dp_size"], plan.dp_size, plan.grad_accum)
     if args.gradient_accumulation_steps != grad_accum:
         raise ConfigError(
-            f"gradient_accumulation_steps={args.gradient_accumulation_steps}, and on {place['dp_size']} "
-            f"data-parallel ranks a step of the plan has {grad_accum} micro-batches a rank; set "
+            f"gradient_accumulation_steps={args.gradient_accumulation_steps}, and on "
+            f"{counted(place['dp_size'], 'data-parallel rank')} a step of the plan has {counted(grad_accum, 'micro-batch')} a rank; set "
             f"gradient_accumulation_steps={grad_accum}, or plan again with --dp-size {place['dp_size']} "
             f"--grad-accum {args.gradient_accumulation_steps}"
         )

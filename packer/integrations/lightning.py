@@ -22,6 +22,7 @@ from packer.errors import ConfigError, MissingExtraError, StateError
 from packer.plan import Plan
 from packer.runtime import Batch, PlanLoader, PlanLR
 from packer.runtime.topology import grad_accum_for
+from packer.wording import counted
 
 if TYPE_CHECKING:
     # Whether Lightning is installed or not, and whatever types it declares: the same here.
@@ -191,8 +192,8 @@ def _require_trainable(trainer: Any, plan: Plan) -> None:
     grad_accum = grad_accum_for(trainer.world_size, plan.dp_size, plan.grad_accum)
     if trainer.accumulate_grad_batches != grad_accum:
         raise ConfigError(
-            f"accumulate_grad_batches={trainer.accumulate_grad_batches}, and on {trainer.world_size} "
-            f"processes a step of the plan has {grad_accum} micro-batches a rank; set "
+            f"accumulate_grad_batches={trainer.accumulate_grad_batches}, and on "
+            f"{counted(trainer.world_size, 'process')} a step of the plan has {counted(grad_accum, 'micro-batch')} a rank; set "
             f"Trainer(accumulate_grad_batches={grad_accum}), or plan again with --dp-size "
             f"{trainer.world_size} --grad-accum {trainer.accumulate_grad_batches}"
         )
@@ -205,6 +206,6 @@ def _require_trainable(trainer: Any, plan: Plan) -> None:
     epochs, steps = trainer.max_epochs, trainer.max_steps
     if not 0 < steps <= planned and not (epochs is not None and 0 <= epochs <= plan.num_epochs):
         raise ConfigError(
-            f"max_epochs={epochs} and max_steps={steps}, and the plan's {plan.num_epochs} epochs hold "
-            f"{planned} steps; set Trainer(max_epochs={plan.num_epochs}), or plan more with --epochs"
+            f"max_epochs={epochs} and max_steps={steps}, and the plan holds {counted(planned, 'step')} in "
+            f"{counted(plan.num_epochs, 'epoch')}; set Trainer(max_epochs={plan.num_epochs}), or plan more with --epochs"
         )
