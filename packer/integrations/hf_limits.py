@@ -33,7 +33,8 @@ def choose_max_steps(args: Any, plan: Plan) -> int:
     if args.num_train_epochs not in (_DEFAULT_EPOCHS, plan.num_epochs):
         raise ConfigError(
             f"num_train_epochs={args.num_train_epochs:g}, and the plan holds "
-            f"{counted(plan.num_epochs, 'epoch')}, which is what is trained; plan with --epochs, or set num_train_epochs={plan.num_epochs} or "
+            f"{counted(plan.num_epochs, 'epoch')}, which is what is trained; plan with "
+            f"--epochs, or set num_train_epochs={plan.num_epochs} or "
             "max_steps"
         )
     return int(planned)
@@ -91,7 +92,8 @@ def require_trainable(trainer: Any, plan: Plan, place: dict[str, int]) -> None:
     if args.gradient_accumulation_steps != grad_accum:
         raise ConfigError(
             f"gradient_accumulation_steps={args.gradient_accumulation_steps}, and on "
-            f"{counted(place['dp_size'], 'data-parallel rank')} a step of the plan has {counted(grad_accum, 'micro-batch')} a rank; set "
+            f"{counted(place['dp_size'], 'data-parallel rank')} a step of the plan has "
+            f"{counted(grad_accum, 'micro-batch')} a rank; set "
             f"gradient_accumulation_steps={grad_accum}, or plan again with --dp-size {place['dp_size']} "
             f"--grad-accum {args.gradient_accumulation_steps}"
         )

@@ -193,7 +193,8 @@ def _require_trainable(trainer: Any, plan: Plan) -> None:
     if trainer.accumulate_grad_batches != grad_accum:
         raise ConfigError(
             f"accumulate_grad_batches={trainer.accumulate_grad_batches}, and on "
-            f"{counted(trainer.world_size, 'process')} a step of the plan has {counted(grad_accum, 'micro-batch')} a rank; set "
+            f"{counted(trainer.world_size, 'process')} a step of the plan has "
+            f"{counted(grad_accum, 'micro-batch')} a rank; set "
             f"Trainer(accumulate_grad_batches={grad_accum}), or plan again with --dp-size "
             f"{trainer.world_size} --grad-accum {trainer.accumulate_grad_batches}"
         )
@@ -207,5 +208,6 @@ def _require_trainable(trainer: Any, plan: Plan) -> None:
     if not 0 < steps <= planned and not (epochs is not None and 0 <= epochs <= plan.num_epochs):
         raise ConfigError(
             f"max_epochs={epochs} and max_steps={steps}, and the plan holds {counted(planned, 'step')} in "
-            f"{counted(plan.num_epochs, 'epoch')}; set Trainer(max_epochs={plan.num_epochs}), or plan more with --epochs"
+            f"{counted(plan.num_epochs, 'epoch')}; set "
+            f"Trainer(max_epochs={plan.num_epochs}), or plan more with --epochs"
         )
