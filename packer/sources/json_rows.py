@@ -134,11 +134,11 @@ def _convert(column: str, values: list[Any], data_type: pa.DataType | None) -> p
     if data_type is None:
         return pa.array([None if value is None else json.dumps(value) for value in values], pa.large_string())
     try:
-        return pa.array(values, data_type)
+        return _array(values, data_type)
     except (pa.ArrowException, OverflowError, UnicodeError) as error:
         for row, value in enumerate(values):
             try:
-                pa.array([value], data_type)
+                _array([value], data_type)
             except (pa.ArrowException, OverflowError, UnicodeError):
                 asked = _ASKED.get(data_type, str(data_type))
                 raise LineError(
@@ -149,6 +149,22 @@ def _convert(column: str, values: list[Any], data_type: pa.DataType | None) -> p
         raise SourceError(f"column {column!r} cannot be read as {data_type}: {error}") from error
 
 
+def _array(values: list[Any], data_type: pa.DataType) -> pa.Array:
+    """Return an Arrow array; a fraction is no integer, while pyarrow would cut it off."""
+    array = pa.array(values, data_type)
+    if data_type in _OF_INTEGERS:
+        for value in values:
+            elements = value if isinstance(value, list) else [value]
+            if float in set(map(type, elements)) and not all(map(_is_whole, elements)):
+                raise pa.ArrowInvalid("a number with a fraction")
+    return array
+
+
+def _is_whole(value: Any) -> bool:
+    return not isinstance(value, float) or value.is_integer()
+
+
+_OF_INTEGERS = (pa.int64(), pa.list_(pa.int64()))
 _ASKED = {pa.list_(pa.int64()): "a list of integers", pa.int64(): "an integer", pa.string(): "a text"}
 
 

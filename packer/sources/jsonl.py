@@ -121,16 +121,14 @@ class JsonLinesPart(Part):
     @cached_property
     def _spooled(self) -> tuple[NDArray[np.uint8], LineIndex]:
         """A decompressed copy in an unlinked temporary file: no seeking in a compressed stream."""
-        return spooled(
-            self._blocks(0, self._num_bytes), owner=self.location.path, max_line_bytes=self._max_line_bytes
-        )
+        return spooled(self._unmarked_blocks(), owner=self.location.path, max_line_bytes=self._max_line_bytes)
 
     @cached_property
     def _index(self) -> LineIndex:
         if self._compression:
             return self._spooled[1]
         return LineIndex(
-            self._blocks(0, self._num_bytes), owner=self.location.path, max_line_bytes=self._max_line_bytes
+            self._unmarked_blocks(), owner=self.location.path, max_line_bytes=self._max_line_bytes
         )
 
     @property
@@ -211,6 +209,18 @@ class JsonLinesPart(Part):
                         raise SourceError(f"{self.location.path} shrank while it was read; run again")
                     start += len(block)
                     yield block
+
+    def _unmarked_blocks(self) -> Iterator[bytes]:
+        """Yield all bytes, spaces in place of a byte-order mark: a line of that alone is blank."""
+        blocks = self._blocks(0, self._num_bytes)
+        head = b""
+        while len(head) < len(_BYTE_ORDER_MARK) and (block := next(blocks, b"")):
+            head += block
+        if head.startswith(_BYTE_ORDER_MARK):
+            head = b" " * len(_BYTE_ORDER_MARK) + head[len(_BYTE_ORDER_MARK) :]
+        if head:
+            yield head
+        yield from blocks
 
     def _after_line_end(self, position: int) -> int:
         """Return the byte after the first line end at or after ``position``."""

@@ -127,6 +127,31 @@ def test_blank_lines_of_every_kind_are_no_rows_whatever_the_blocks(tmp_path, mon
         assert [row["n"] for row in read_all(path, {"n": pa.int64()}, 30)] == [1, 2, 3] * 3
 
 
+@pytest.mark.parametrize("size", [1, 2, 3, 4, 1000])
+def test_a_byte_order_mark_alone_on_its_line_is_no_row(tmp_path, monkeypatch, size):
+    monkeypatch.setattr(jsonl, "BLOCK_BYTES", size)
+    path = tmp_path / "a.jsonl"
+    for mark in (b"\xef\xbb\xbf\n", b"\xef\xbb\xbf \r\n\n", b"\xef\xbb\xbf"):
+        path.write_bytes(mark + b'{"n": 1}\n')
+        source = open_source(path)
+        assert source.num_rows == 1
+        assert source.rows([0], {"n": pa.int64()})[0].to_pylist() == [{"n": 1}]
+        assert read_all(path, {"n": pa.int64()}, 100) == [{"n": 1}]
+
+
+@pytest.mark.parametrize("rows", [1, 3000])  # read by the exact parser, and by pyarrow's
+@pytest.mark.parametrize("ids", ["[1, 2.5]", "[1e-1]", "[2, 1e300]", "2.5"])
+def test_a_fraction_is_no_token(tmp_path, rows, ids):
+    column, data_type = ("ids", pa.list_(pa.int64())) if ids.startswith("[") else ("n", pa.int64())
+    path = tmp_path / "a.jsonl"
+    whole = "[1, 2.0]" if column == "ids" else "7"
+    path.write_text(f'{{"{column}": {whole}}}\n' * rows + f'{{"{column}": {ids}}}\n')
+    with pytest.raises(SourceError, match=f"row {rows}: column '{column}' holds"):
+        read_all(path, {column: data_type}, 1 << 20)
+    with pytest.raises(SourceError, match=f"row {rows}: column '{column}' holds"):
+        open_source(path).rows([rows], {column: data_type})
+
+
 def test_lines_longer_than_a_block(tmp_path, monkeypatch):
     monkeypatch.setattr(jsonl, "BLOCK_BYTES", 64)
     rows = [{"ids": list(range(n))} for n in (300, 0, 1, 500, 2)]
