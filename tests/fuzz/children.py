@@ -77,7 +77,9 @@ def fuzz(module: str, subject: str, inputs: int, seed: int) -> tuple[list[str], 
         last = min(first + PER_CHILD, end)
         command = [sys.executable, "-m", module, "--child", subject, str(first), str(last)]
         child = subprocess.run(command, capture_output=True, text=True, check=False)
-        lines = [json.loads(line) for line in child.stdout.splitlines()]
+        if not child.stdout:
+            raise RuntimeError(f"{subject}: the good files cannot be read: {child.stderr}")
+        _, *lines = map(json.loads, child.stdout.splitlines())
         for line in lines:
             if "failure" in line:
                 failures.append(f"{subject}, input {line['input']}: {line['failure']}")
@@ -95,6 +97,7 @@ def _run_child(name: str, subject: Subject, inputs: range) -> None:
     memory = Path("/dev/shm")  # no time is lost to a disk
     with tempfile.TemporaryDirectory(dir=memory if memory.is_dir() else None) as place:
         subject.prepare(Path(place))
+        print(json.dumps("ready"), flush=True)  # noqa: T201
         limit = resource.getrlimit(resource.RLIMIT_AS)[1]
         resource.setrlimit(resource.RLIMIT_AS, (ADDRESSES, limit))
         for number in inputs:

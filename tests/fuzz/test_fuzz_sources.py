@@ -1,0 +1,33 @@
+"""Damaged data sets: some here, hundreds of each format among the slow tests, ten thousand by script."""
+
+import pytest
+
+from tests.fuzz.children import fuzz
+from tests.fuzz.fuzz_sources import SUBJECTS
+
+MODULE = "tests.fuzz.fuzz_sources"
+OF_CHATS = [name for name in SUBJECTS if name.endswith("of chats")]
+OTHERS = [name for name in SUBJECTS if name not in OF_CHATS]
+
+
+@pytest.mark.parametrize("subject", ["parquet", "jsonl.gz", "mds"])
+def test_some(subject):
+    failures, outcomes = fuzz(MODULE, subject, 60, seed=0)
+    assert not failures
+    assert outcomes["SourceError"] > 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("subject", OTHERS)
+def test_hundreds(subject):
+    failures, outcomes = fuzz(MODULE, subject, 600, seed=100_000)
+    assert not failures
+    assert outcomes["SourceError"] > 0
+    assert outcomes["read"] > 0
+
+
+@pytest.mark.frameworks
+@pytest.mark.parametrize("subject", OF_CHATS)
+def test_chats(subject):
+    failures, _ = fuzz(MODULE, subject, 100, seed=100_000)
+    assert not failures
