@@ -153,6 +153,7 @@ _CONFIG: dict[str, Fits] = {
     "lr_by": _one_of("samples", "tokens", "loss-tokens"),
 }
 _OPTIONS: dict[str, Fits] = {
+    "curriculum": _maybe(_is_a(dict)),
     "sp_size": _is_size,
     "pad_multiple": _is_size,
     "pad_segments_to": _is_size,

@@ -12,6 +12,7 @@ from packer.metrics import Metrics
 from packer.plan.epoch import DROP_REASONS
 from packer.plan.reader import Plan
 from packer.plan.rows import MicroBatches
+from packer.plan.schema import DROPPED_FILE, microbatches_file
 from packer.plan.verify_rows import Rows
 
 _SEQLEN = "seqlen"
@@ -79,10 +80,22 @@ def _pieces_of(plan: Plan, seqlens: NDArray[np.integer]) -> _Pieces:
             raise PlanError("max_seqlen is null in plan.json, so pieces of samples are unknown; plan again")
         limit = plan.header["max_seqlen"]
         counts *= -(-lengths // limit)
+        _check_number(plan, int(counts.sum()))
     first = np.cumsum(counts) - counts
     sample_ids = np.repeat(np.arange(len(lengths)), counts)
     starts = (np.arange(len(sample_ids)) - first[sample_ids]) * limit
     return _Pieces(sample_ids, np.minimum(lengths[sample_ids] - starts, limit), first, limit)
+
+
+def _check_number(plan: Plan, num_pieces: int) -> None:
+    """Refuse more pieces than the files can list: each is planned, or dropped, in every epoch."""
+    files = plan.header["files"]
+    room = files[microbatches_file(0)]["size"] + files[DROPPED_FILE]["size"] if plan.num_epochs else 0
+    if num_pieces > room // 4:
+        raise PlanError(
+            f"max_seqlen {plan.header['max_seqlen']} in plan.json splits the samples into {num_pieces} "
+            "pieces, more than are planned and dropped; plan again"
+        )
 
 
 class _Difficulty:
@@ -134,7 +147,7 @@ class _Difficulty:
         position = self._pieces.first[table.sample_ids]
         if table.starts is not None:
             position = position + table.starts // self._pieces.limit
-        percentiles: NDArray[np.int64] = self._percentiles[position]
+        percentiles: NDArray[np.int64] = self._percentiles[np.minimum(position, len(self._percentiles) - 1)]
         return percentiles
 
 

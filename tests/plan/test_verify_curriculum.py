@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from packer.curriculum import parse_curriculum
-from packer.errors import InvariantError, PlanError
+from packer.errors import ConfigError, InvariantError, MetricsError, PlanError
 from packer.plan import verify_curriculum, verify_plan
 from packer.planner import PlanConfig, make_plan
 from tests import plans
@@ -154,8 +154,35 @@ def test_a_plan_that_does_not_say_how_samples_were_split(tmp_path):
     plan = make_plan(seqlens, config, metrics={"rarity": rarity})
     assert plan.header["max_seqlen"] == 25
     plan.save(tmp_path / "plan")
-    plans.forge(tmp_path / "plan", "plan.json", lambda header: header.update(max_seqlen=None))
-    with pytest.raises(PlanError, match="max_seqlen is null"):
+    for limit, message in ((None, "max_seqlen is null"), (1, "max_seqlen 1 .* into 36.* pieces, more than")):
+        plans.forge(tmp_path / "plan", "plan.json", lambda header, to=limit: header.update(max_seqlen=to))
+        with pytest.raises(PlanError, match=message):
+            verify_plan(tmp_path / "plan", metrics=metrics)
+
+
+def test_a_curriculum_that_is_none(tmp_path):
+    seqlens, _, metrics = data(tmp_path)
+    make_plan(seqlens, PlanConfig(max_tokens=120, curriculum=LINEAR)).save(tmp_path / "plan")
+    for curriculum, kind, message in (
+        ([1], PlanError, "config.curriculum is"),
+        ({}, ConfigError, "schedule_type of seqlen is None"),
+        (LINEAR | {"metric": "nothing"}, MetricsError, "no metric 'nothing'"),
+    ):
+        plans.forge(
+            tmp_path / "plan",
+            "plan.json",
+            lambda header, to=curriculum: header["config"].update(curriculum=to),
+        )
+        with pytest.raises(kind, match=message):
+            verify_plan(tmp_path / "plan", metrics=metrics)
+
+
+def test_pieces_of_a_plan_that_says_it_truncates(tmp_path):
+    seqlens, _, metrics = data(tmp_path)
+    config = PlanConfig(max_tokens=120, curriculum=PERCENTILES, max_seqlen=25, too_long="split")
+    make_plan(seqlens, config).save(tmp_path / "plan")
+    plans.forge(tmp_path / "plan", "plan.json", lambda header: header["config"].update(too_long="truncate"))
+    with pytest.raises(InvariantError, match="is percentile"):
         verify_plan(tmp_path / "plan", metrics=metrics)
 
 
