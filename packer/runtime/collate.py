@@ -141,7 +141,7 @@ def collate_alike(
     Raises:
         SourceError: A sample has other fields than the others, or a field of another type or shape.
     """
-    require_same_fields(samples, sample_ids, shape.seqlens)
+    require_same_fields(samples, sample_ids, shape.seqlens, collator.token_fields)
     try:
         return collator(samples, shape)
     except PackerError:

@@ -1,6 +1,6 @@
 """What the samples of a micro-batch must have in common to become tensors, and what to say if they do not."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -41,9 +41,18 @@ def copy_into(out: Any, values: Any) -> None:
 
 
 def require_same_fields(
-    samples: Sequence[Sample], sample_ids: NDArray[np.integer], seqlens: NDArray[np.integer]
+    samples: Sequence[Sample],
+    sample_ids: NDArray[np.integer],
+    seqlens: NDArray[np.integer],
+    token_fields: Collection[str] | None,
 ) -> None:
     """Refuse samples with other fields than the first one's, or with labels that are not one a token.
+
+    Args:
+        samples: (n,)
+        sample_ids: (n,)
+        seqlens: (n,) planned tokens of each.
+        token_fields: Fields besides ``labels`` that the user said have one value a token.
 
     Raises:
         SourceError: Names the sample.
@@ -58,24 +67,24 @@ def require_same_fields(
             f"sample {sample_id} has the fields {', '.join(odd)} and sample {first[0]}, in the same "
             f"micro-batch, {', '.join(fields)}; the data set must return the same fields for every sample"
         )
-    if "labels" not in fields:
-        return
-    for sample_id, sample, seqlen in zip(sample_ids.tolist(), samples, seqlens.tolist(), strict=True):
-        require_labels(sample["labels"], sample_id, seqlen)
+    for name in ("labels", *(token_fields or ())):
+        if name in fields:
+            for sample_id, sample, seqlen in zip(sample_ids.tolist(), samples, seqlens.tolist(), strict=True):
+                require_aligned(name, sample[name], sample_id, seqlen)
 
 
-def require_labels(labels: Any, sample_id: int, seqlen: int) -> None:
-    """Refuse labels that are not one a token.
+def require_aligned(name: str, values: Any, sample_id: int, seqlen: int) -> None:
+    """Refuse values of a field that are not one a token.
 
     Raises:
         SourceError: Names the sample.
     """
-    found = num_values(labels)
+    found = num_values(values)
     if found != seqlen:
-        have = "labels that are no numbers" if found is None else f"{found:,} labels"
+        have = f"{name} that are no numbers" if found is None else f"{found:,} {name}"
         raise SourceError(
-            f"sample {sample_id} has {have} for {seqlen:,} tokens; the data set must return one label a "
-            "token, −100 where there is nothing to learn"
+            f"sample {sample_id} has {have} for {seqlen:,} tokens; the data set must return one a token"
+            + (", −100 where there is nothing to learn" if name == "labels" else "")
         )
 
 

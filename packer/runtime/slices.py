@@ -8,7 +8,7 @@ import torch
 from numpy.typing import NDArray
 
 from packer.errors import LengthMismatchError
-from packer.runtime.fields import num_values, put, require_labels
+from packer.runtime.fields import num_values, put, require_aligned
 from packer.runtime.pieces import length_mismatch, num_tokens, read_samples, read_slice
 from packer.runtime.shard import IGNORE_INDEX, Piece, RowLayout, cut, position_ids
 
@@ -149,8 +149,9 @@ class _Reader:
 
     def _aligned(self, sample: Mapping[str, Any], sample_id: int) -> dict[str, Any]:
         length = len(sample["input_ids"])
-        if "labels" in sample:
-            require_labels(sample["labels"], sample_id, length)
+        for name in ("labels", *(self._token_fields or ())):
+            if name in sample:
+                require_aligned(name, sample[name], sample_id, length)
         if self._token_fields is None:
             names = [name for name in sample if num_values(sample[name]) == length]
         else:

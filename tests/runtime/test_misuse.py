@@ -192,6 +192,17 @@ def test_a_slice_of_a_sample_unlike_the_others_is_refused_too(
         list(loader.microbatches())
 
 
+def test_a_field_that_is_said_to_be_token_aligned_is() -> None:
+    def change(sample_id: int, sample: dict[str, Any]) -> dict[str, Any]:
+        return sample | {"w": np.ones(SEQLENS[sample_id] - (sample_id == ODD))}
+
+    plan = make_plan(SEQLENS, steps=4, grad_accum=3)
+    for places in ({}, {"dp_rank": 0, "dp_size": 1, "sp_rank": 0, "sp_size": 2, "ragged": True}):
+        loader = PlanLoader(plan, Changed(change), token_fields=["w"], **places)
+        with pytest.raises(SourceError, match=f"sample {ODD} has .* w for {SEQLENS[ODD]} tokens"):
+            list(loader.microbatches())
+
+
 class Broken(Tokens):
     """A shard is missing."""
 
