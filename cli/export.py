@@ -11,6 +11,8 @@ from packer.plan import load_plan
 from packer.plan.export import ExportFormat, export_plan
 from packer.wording import counted
 
+from .progress import ProgressDisplay
+
 _HOW_TO_READ = {
     "deepspeed": "json.load(open({file!r})): microbatch_ids, batch_sizes, batch_max_seqlens",
     "npz": "numpy.load({file!r}): offsets, sample_ids, seqlens, …",
@@ -38,7 +40,8 @@ def export(plan: Path, to: ExportFormat, out: Path | None, overwrite: bool, as_j
     """Write a plan for readers that do not know packer."""
     opened = load_plan(plan)
     out = out or plan.with_name(f"{plan.absolute().name}-{to}")
-    names = export_plan(opened, out, to=to, overwrite=overwrite)
+    with ProgressDisplay("exporting") as progress:
+        names = export_plan(opened, out, to=to, overwrite=overwrite, progress=progress.show)
     if as_json:
         result = {"export_directory": str(out), "files": names, "content_hash": opened.fingerprint}
         click.echo(json.dumps(result))

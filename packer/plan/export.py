@@ -2,7 +2,7 @@
 
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Literal, get_args
 
@@ -23,7 +23,12 @@ _ROWS_PER_GROUP = 1 << 20
 
 
 def export_plan(
-    plan: Plan, out: str | os.PathLike[str], *, to: ExportFormat, overwrite: bool = False
+    plan: Plan,
+    out: str | os.PathLike[str],
+    *,
+    to: ExportFormat,
+    overwrite: bool = False,
+    progress: Callable[[float], None] | None = None,
 ) -> list[str]:
     """Write a plan into the directory ``out``, in bounded memory; the same plan gives the same bytes.
 
@@ -43,6 +48,7 @@ def export_plan(
         out: the directory to publish.
         to: the format.
         overwrite: replace an export that is there.
+        progress: told which share is written.
 
     Returns:
         The names of the files below ``out``.
@@ -58,13 +64,15 @@ def export_plan(
     check_target(out, marker=MARKER, overwrite=overwrite)
     if to == "deepspeed":
         _refuse_what_lists_cannot_say(plan)
-    write: Callable[[Plan, Path], None] = {
+    write: Callable[[Plan, Path], Iterator[float]] = {
         "deepspeed": _write_deepspeed,
         "npz": write_npz,
         "parquet": _write_parquet,
     }[to]
     with published_directory(out, marker=MARKER, overwrite=overwrite) as folder:
-        write(plan, folder)
+        for share in write(plan, folder):
+            if progress is not None:
+                progress(share)
         names = sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
         _write_marker(plan, folder, to, names)
     return names
@@ -98,7 +106,7 @@ def _refuse_what_lists_cannot_say(plan: Plan) -> None:
             )
 
 
-def _write_deepspeed(plan: Plan, folder: Path) -> None:
+def _write_deepspeed(plan: Plan, folder: Path) -> Iterator[float]:
     for number in range(plan.num_epochs):
         epoch = plan.epoch(number)
         with open(folder / f"epoch-{number:05d}.json", "w", encoding="ascii") as stream:
@@ -107,9 +115,13 @@ def _write_deepspeed(plan: Plan, folder: Path) -> None:
             for table in epoch.microbatches():
                 ids = table.sample_ids.tolist()
                 edges = table.offsets.tolist()
-                rows = [[step, ids[edges[at] : edges[at + 1]]] for at, step in enumerate(table.step.tolist())]
-                stream.write(separator + json.dumps(rows)[1:-1])
+                lists = [
+                    [step, ids[edges[at] : edges[at + 1]]] for at, step in enumerate(table.step.tolist())
+                ]
+                stream.write(separator + json.dumps(lists)[1:-1])
                 separator = ", "
+                rows = table.first_row + len(table.step)
+                yield (number + rows / epoch.num_microbatches) / plan.num_epochs
             for name, column in (("batch_sizes", "num_samples"), ("batch_max_seqlens", "max_seqlen")):
                 stream.write(f'], "{name}": [')
                 parts = (getattr(table, column).tolist() for table in epoch.steps())
@@ -117,10 +129,15 @@ def _write_deepspeed(plan: Plan, folder: Path) -> None:
             stream.write("]}\n")
 
 
-def _write_parquet(plan: Plan, folder: Path) -> None:
-    for name in schema.plan_files(plan.num_epochs):
+def _write_parquet(plan: Plan, folder: Path) -> Iterator[float]:
+    names = schema.plan_files(plan.num_epochs)
+    total = sum(plan.header["files"][name]["num_rows"] for name in names)
+    done = 0
+    for name in names:
         path = (folder / name).with_suffix(".parquet")
         path.parent.mkdir(exist_ok=True)
         with pq.ParquetWriter(path, plan.columns(name), compression="zstd") as writer:
             for batch in plan.record_batches(name):
                 writer.write_batch(batch, row_group_size=_ROWS_PER_GROUP)
+                done += batch.num_rows
+                yield done / total

@@ -127,6 +127,17 @@ def test_a_plan_without_steps(tmp_path, to):
         assert np.load(tmp_path / "out" / "epoch-00000.npz")["sample_ids"].shape == (0,)
 
 
+@pytest.mark.parametrize("to", ["deepspeed", "npz", "parquet"])
+def test_progress_is_told(tmp_path, to):
+    plan, _ = plans.whole_plan()
+    told = []
+    export_plan(plan, tmp_path / "out", to=to, progress=told.append)
+    assert told == sorted(told)
+    assert 0 < told[0] < 1
+    assert told[-1] == 1
+    assert len(told) >= plan.num_epochs
+
+
 def test_a_target_is_refused_before_the_plan_is_read(plan, tmp_path, monkeypatch):
     (tmp_path / "out").mkdir()
     monkeypatch.setattr(plan, "epoch", lambda number: pytest.fail("the plan was read"))
