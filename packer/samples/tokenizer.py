@@ -26,8 +26,8 @@ Counter = Literal["tokenizers", "gigatoken"]
 
 Value = TypeVar("Value")
 
-CHUNK_BYTES = 128 << 10
-"""Text that a thread makes Python strings of, and tokenizes, at a time."""
+CHUNK_BYTES = 256 << 10
+"""Text that one core makes Python strings of, and tokenizes, at a time."""
 GROUP_BYTES = 4 << 20
 """The same for gigatoken, which has threads of its own."""
 
@@ -95,8 +95,9 @@ class TextTokenizer:
     ) -> Iterator[tuple[NDArray[np.int64], list[Value]]]:
         """Yield the rows of each chunk of texts and what ``take`` takes out of their encodings, in order.
 
-        Encodings take 120 bytes a token, so only two chunks a core are there at a time: one that the library
-        works on, and one that waits, so that no core does while Python takes out what it wants.
+        Encodings take 120 bytes a token, so only one chunk a core is there at a time; and no core waits for
+        another before the last chunk, as the cores of one large batch do. A second chunk a core would gain
+        little, and make the peak of memory a matter of chance.
         """
 
         def encode(rows: NDArray[np.int64]) -> list[Value]:
@@ -109,7 +110,7 @@ class TextTokenizer:
         if len(chunks) < 2 or num_threads == 1:
             yield from zip(chunks, map(encode, chunks), strict=True)
         else:
-            with ThreadPoolExecutor(2 * num_threads) as pool:
+            with ThreadPoolExecutor(num_threads) as pool:
                 yield from zip(chunks, pool.map(encode, chunks), strict=True)
 
 
