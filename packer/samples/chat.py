@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from packer.errors import ConfigError
 from packer.samples.ragged import RowError
-from packer.samples.tokenizer import load_transformers_tokenizer
+from packer.samples.tokenizer import is_failure, load_transformers_tokenizer
 
 _GENERATION = re.compile(r"\{%-?\s*generation\b")
 _GROUP_ROWS = 64
@@ -46,6 +46,8 @@ class ChatTokenizer:
             raise ConfigError(
                 f"tokenizer {reference} has no chat template; name the folder of a chat model's tokenizer"
             ) from error
+        if not isinstance(template, str):
+            raise ConfigError(f"the chat template of tokenizer {reference} is no text; save it again")
         tokenizer.model_max_length = sys.maxsize  # nothing is cut, so nothing is to be warned of
         self._tokenizer = tokenizer
         self.has_mask = _GENERATION.search(template) is not None
@@ -90,7 +92,9 @@ class ChatTokenizer:
                 truncation=False,
                 padding=False,
             )
-        except Exception as error:  # templates raise what they like
+        except BaseException as error:  # templates raise what they like
+            if not is_failure(error):
+                raise
             if len(rows) == 1:
                 raise RowError(
                     rows[0], f"the chat template refuses it ({error}); correct the messages"

@@ -36,19 +36,27 @@ class TextTokenizer:
     """A tokenizer without truncation and padding, with its hash."""
 
     def __init__(
-        self, tokenizer: Any, sha256: str, *, special_tokens: bool, counter: Counter = "tokenizers"
+        self,
+        tokenizer: Any,
+        sha256: str,
+        *,
+        name: str,
+        special_tokens: bool,
+        counter: Counter = "tokenizers",
     ) -> None:
         """Take a tokenizer, which is ours to change.
 
         Args:
             tokenizer: of the ``tokenizers`` library.
             sha256: hash that tells it from others.
+            name: file or name, for messages.
             special_tokens: add what its post-processor adds.
             counter: what `count` counts with.
         """
         tokenizer.no_truncation()
         tokenizer.no_padding()
         self._tokenizer = tokenizer
+        self._name = name
         self._special_tokens = special_tokens
         self._counter = (
             ProvenCounter(tokenizer.to_str(), tokenizer, special_tokens=special_tokens)
@@ -102,8 +110,16 @@ class TextTokenizer:
 
         def encode(rows: NDArray[np.int64]) -> list[Value]:
             strings = _strings(texts, rows)
-            # The fast variant leaves out the offsets.
-            return take(self._tokenizer.encode_batch_fast(strings, add_special_tokens=self._special_tokens))
+            try:
+                # The fast variant leaves out the offsets.
+                encoded = self._tokenizer.encode_batch_fast(strings, add_special_tokens=self._special_tokens)
+            except BaseException as error:
+                if not is_failure(error):
+                    raise
+                raise ConfigError(
+                    f"tokenizer {self._name} cannot encode a text ({error}); it is damaged, save it again"
+                ) from error
+            return take(encoded)
 
         chunks = _cut(texts, CHUNK_BYTES)
         num_threads = _num_threads()
@@ -189,12 +205,14 @@ def open_tokenizer(reference: str, *, special_tokens: bool, counter: Counter = "
         content = opened.read()
     try:
         tokenizer = tokenizers.Tokenizer.from_buffer(content)
-    except Exception as error:  # the library raises bare Exception
+    except BaseException as error:
+        if not is_failure(error):
+            raise
         raise ConfigError(
             f"{file} is no tokenizer that tokenizers can read ({error}); save it again"
         ) from error
     sha256 = hashlib.sha256(content).hexdigest()
-    return TextTokenizer(tokenizer, sha256, special_tokens=special_tokens, counter=counter)
+    return TextTokenizer(tokenizer, sha256, name=file, special_tokens=special_tokens, counter=counter)
 
 
 def tokenizer_file(reference: str) -> str | None:
@@ -224,7 +242,7 @@ def _from_name(name: str, special_tokens: bool, counter: Counter) -> TextTokeniz
         raise ConfigError(f"tokenizer {name!r} has no fast form; save a tokenizer.json and name that file")
     tokenizer = type(tokenizer).from_str(tokenizer.to_str())  # our own, so that others' settings stay theirs
     sha256 = hashlib.sha256(tokenizer.to_str().encode()).hexdigest()
-    return TextTokenizer(tokenizer, sha256, special_tokens=special_tokens, counter=counter)
+    return TextTokenizer(tokenizer, sha256, name=name, special_tokens=special_tokens, counter=counter)
 
 
 def load_transformers_tokenizer(reference: str) -> Any:
@@ -243,12 +261,19 @@ def load_transformers_tokenizer(reference: str) -> Any:
         ) from error
     try:
         return AutoTokenizer.from_pretrained(reference, local_files_only=True, trust_remote_code=False)
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        first_line = str(error).strip().splitlines()[0]
+    except BaseException as error:  # of damaged files, nearly any
+        if not is_failure(error):
+            raise
+        first_line = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise ConfigError(
             f"tokenizer {reference!r} is no file or folder here, and transformers has none of that name "
             f"offline ({first_line}); name a tokenizer.json"
         ) from error
+
+
+def is_failure(error: BaseException) -> bool:
+    """Whether a library failed; its part in Rust panics with what is no ``Exception``."""
+    return isinstance(error, Exception) or type(error).__name__ == "PanicException"
 
 
 def _import_tokenizers() -> Any:
