@@ -215,10 +215,10 @@ def count_classes(kinds, start, stop, pattern_offsets, classes, uses, cursors):
     """
     uses[:] = 0
     for pack in range(start, stop):
-        uses[kinds[pack]] += 1
+        uses[at(kinds[pack])] += 1
     for pattern in range(len(uses)):
         for position in range(pattern_offsets[pattern], pattern_offsets[pattern + 1]):
-            cursors[classes[position]] += uses[pattern]
+            cursors[at(classes[position])] += uses[pattern]
 
 
 @jit
@@ -242,10 +242,10 @@ def deal(
     """
     for pack in range(start, stop):
         pattern = kinds[pack]
-        for slot in range(pattern_offsets[pattern], pattern_offsets[pattern + 1]):
-            group = classes[slot]
+        for slot in range(pattern_offsets[at(pattern)], pattern_offsets[at(pattern + 1)]):
+            group = at(classes[at(slot)])
             cursor = cursors[group]
-            out_ids[position] = ids[cursor]
-            out_lengths[position] = class_lengths[group]
+            out_ids[at(position)] = ids[at(cursor)]
+            out_lengths[at(position)] = class_lengths[group]
             cursors[group] = cursor + 1
             position += 1

@@ -1,7 +1,7 @@
 """One epoch laid out in rows: all but what depends on the other epochs (learning-rate base, shapes)."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -95,8 +95,12 @@ def lay_out(
     del parts
     ordered_seqlens = _gather(seqlens, starts, offsets)
     del seqlens
-    counted = None if not rows.is_filler.any() else ~rows.is_filler
-    per_step = partial(_sum_steps, num_rows=config.microbatches_per_step, counted=counted)
+    has_filler = bool(rows.is_filler.any())
+
+    def per_step(values: IntArray) -> IntArray:
+        counted = values * ~rows.is_filler if has_filler else values
+        return _by_step(np.sum, counted, config.microbatches_per_step)
+
     num_samples, num_tokens = per_step(sizes), per_step(_of_rows(tokens, rows))
     num_loss_tokens: NDArray[np.int64] | None = num_tokens - num_samples
     if loss_tokens is not None:
@@ -105,8 +109,6 @@ def lay_out(
             known = loss_tokens[pieces.sample_ids(ordered)]
             num_loss_tokens = per_step(np.add.reduceat(known, offsets[:-1], dtype=np.int64))
     longest = _of_rows(longest, rows)
-    # (R,) -> (T, E)
-    shape = (-1, config.microbatches_per_step)
     return Draft(
         pieces=ordered,
         seqlens=ordered_seqlens,
@@ -118,8 +120,8 @@ def lay_out(
         num_samples=num_samples,
         num_tokens=num_tokens,
         num_loss_tokens=num_loss_tokens,
-        max_seqlen=longest.reshape(shape).max(axis=1) if shape[1] > 1 else longest,
-        is_full=np.logical_not((rows.is_filler | rows.is_repeat).reshape(shape).any(axis=1)),
+        max_seqlen=_by_step(np.max, longest, config.microbatches_per_step),
+        is_full=~_by_step(np.any, rows.is_filler | rows.is_repeat, config.microbatches_per_step),
         dropped=dropped,
         figures=figures,
     )
@@ -170,15 +172,10 @@ def _offsets(sizes: NDArray[np.int64]) -> NDArray[np.int64]:
     return offsets
 
 
-def _sum_steps(
-    values: NDArray[np.int64], *, num_rows: int, counted: NDArray[np.bool_] | None
-) -> NDArray[np.int64]:
-    """Return (T,): the sums over the ``num_rows`` rows of each step, of those that are counted."""
-    if counted is not None:
-        values = values * counted
+def _by_step(reduce: Callable[..., IntArray], values: IntArray, num_rows: int) -> IntArray:
+    """Reduce the ``num_rows`` rows of each step to one value; as they are, where a step has one row."""
     # (R,) -> (T, E) -> (T,)
-    sums: NDArray[np.int64] = values.reshape(-1, num_rows).sum(axis=1) if num_rows > 1 else values
-    return sums
+    return reduce(values.reshape(-1, num_rows), axis=1) if num_rows > 1 else values
 
 
 def _end_to_end(microbatches: MicroBatches) -> MicroBatches:

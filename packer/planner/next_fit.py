@@ -84,16 +84,17 @@ def _groups(
     lengths: IntArray, previous: NDArray[np.int64], limits: Limits, width: int, same_seqlen: bool
 ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
     """Run the kernel over buffers of bounded size."""
-    parts = []
+    parts: list[list[NDArray[np.int64]]] = [[], [], []]
     start, num_samples = 0, lengths.shape[1]
     while start < num_samples:
         buffers = np.empty((3, min(_GROUPS_AT_ONCE, num_samples - start)), np.int64)
         num_groups, start = kernels.next_fit(
             lengths, previous, limits, width, same_seqlen, start, buffers[0], buffers[1], buffers[2]
         )
-        parts.append(buffers[:, :num_groups].copy())
-    groups = np.concatenate(parts, axis=1) if parts else np.empty((3, 0), np.int64)
-    return groups[0], groups[1], groups[2]
+        for part, buffer in zip(parts, buffers, strict=True):
+            part.append(buffer[:num_groups])
+    starts, sizes, widths = (np.concatenate([np.empty(0, np.int64), *part]) for part in parts)
+    return starts, sizes, widths
 
 
 def _dealt(values: IntArray, starts: IntArray, sizes: IntArray, widths: IntArray) -> IntArray:

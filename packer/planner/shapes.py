@@ -43,4 +43,6 @@ def pad_to(limits: Limits, seqlens: NDArray[np.int64]) -> NDArray[np.int64]:
     """Return S or T of micro-batches that hold ``seqlens`` tokens a row."""
     if len(limits.shapes):
         return limits.shapes[np.searchsorted(limits.shapes, seqlens)]
+    if limits.multiple == 1:
+        return seqlens
     return -(-seqlens // limits.multiple) * limits.multiple
