@@ -11,6 +11,7 @@ from cli.main import cli
 from packer.analyzer import analyze
 from packer.metrics import open_metrics
 from packer.plan import plan_in_memory
+from packer.planner import PlanConfig, make_plan
 from tests import plans
 
 
@@ -112,3 +113,21 @@ class TestSource:
         result = run(made / "plan", "--source", made / "data.parquet")
         assert result.exit_code == 2
         assert "does not say what the length of a sample is" in result.stderr
+
+
+def test_a_curriculum_is_checked_with_the_metrics(tmp_path):
+    lengths = [1 + at % 9 for at in range(60)]
+    metrics = plans.write_metric(tmp_path / "metrics", "seqlen", lengths)
+    curriculum = {"schedule_type": "fixed_discrete", "difficulty": [4, 9], "max_step": [2]}
+    make_plan(lengths, PlanConfig(max_tokens=20, curriculum=curriculum), out=tmp_path / "plan")
+    alone = run(tmp_path / "plan")
+    assert alone.exit_code == 0
+    assert "not checked: its curriculum, which takes --metrics" in alone.stdout
+    arguments = (tmp_path / "plan", "--metrics", metrics)
+    assert "no sample before the curriculum admits it" in run(*arguments).stdout
+    slower = curriculum | {"max_step": [50]}
+    plans.forge(tmp_path / "plan", "plan.json", lambda header: header["config"].update(curriculum=slower))
+    result = run(*arguments)
+    assert result.exit_code == 1
+    assert "of the curriculum admits up to 4" in result.stderr
+    assert len(result.stderr.splitlines()) == 1
