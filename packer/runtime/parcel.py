@@ -1,8 +1,7 @@
 """A batch on its way from a worker process: its tensors in one piece, however many they are.
 
 Torch sends each tensor as a file of its own in shared memory: made, mapped, handed over a socket and mapped
-again, which costs several times what reading and collating 8k tokens does. One piece goes that way once, or,
-where it is small, through the pipe that carries the message anyhow.
+again, which costs several times what reading and collating 8k tokens does. One piece goes that way once.
 """
 
 from typing import Any, NamedTuple
@@ -13,8 +12,10 @@ from numpy.typing import NDArray
 
 from packer.runtime.batch import Batch
 
-INLINE_BYTES = 1 << 20
-"""What goes through the pipe; copying more than this through it costs the receiver more than a mapping."""
+INLINE_BYTES = 2048
+"""What goes through the pipe that carries the message. More would be faster there up to about a mebibyte, but
+a worker that is killed would leave half of it behind, and the receiver waiting for the rest; a message of up
+to 4,096 bytes is written whole or not at all."""
 
 _ALIGNMENT = 64
 

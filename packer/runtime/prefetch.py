@@ -3,8 +3,6 @@
 import functools
 import os
 import pickle
-import threading
-import time
 import traceback
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
@@ -17,8 +15,6 @@ from packer.runtime.batch import Batch
 from packer.runtime.parcel import Parcel
 from packer.runtime.progress import Place
 from packer.runtime.reader import MicroBatchReader
-
-_PARENT_CHECK_SECONDS = 2.0
 
 ReadBatch = Batch | PackerError
 """A batch, or, in its place, what kept it from being made."""
@@ -50,7 +46,6 @@ def read_in_order(
     pin_memory: bool,
     persistent_workers: bool,
     seed: int,
-    worker_init_fn: Callable[[int], None] | None = None,
     **options: Any,
 ) -> Iterable[ReadBatch]:
     """Return what reads the scheduled micro-batches, each iteration from where the schedule starts.
@@ -64,7 +59,6 @@ def read_in_order(
         pin_memory: Page-locked host memory.
         persistent_workers: Keep the processes for the next iteration.
         seed: Of the workers' own generators.
-        worker_init_fn: Called in each worker with its number.
         **options: Further ones of ``torch.utils.data.DataLoader``.
     """
     if num_workers == 0:
@@ -75,7 +69,6 @@ def read_in_order(
         batch_size=None,
         sampler=schedule,
         collate_fn=_wrapped,  # type: ignore[arg-type]
-        worker_init_fn=functools.partial(_begin_worker, worker_init_fn),
         num_workers=num_workers,
         pin_memory=pin_memory,
         persistent_workers=persistent_workers,
@@ -167,22 +160,6 @@ class _Received:
                 "num_workers=0 to see where"
             ) from error
         return parcel if isinstance(parcel, PackerError) else parcel.unpack()
-
-
-def _begin_worker(worker_init_fn: Callable[[int], None] | None, worker: int) -> None:
-    """Let a worker end soon after the process that it reads for, however that was killed.
-
-    Torch's own watch waits for the last message to leave the pipe, and nobody is there to take it.
-    """
-    threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
-    if worker_init_fn is not None:
-        worker_init_fn(worker)
-
-
-def _end_with(parent: int) -> None:
-    while os.getppid() == parent:
-        time.sleep(_PARENT_CHECK_SECONDS)
-    os._exit(1)
 
 
 def _wrapped(batch: ReadBatch) -> Parcel | PackerError:

@@ -322,7 +322,7 @@ import time
 from packer.runtime import PlanLoader
 from tests.runtime.replays import Tokens, make_plan
 
-SEQLENS = [5000] * 64  # more than a pipe holds
+SEQLENS = [5000] * 64  # too long to go through a pipe
 
 class Slow(Tokens):
     def __getitem__(self, sample_id):
