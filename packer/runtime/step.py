@@ -110,12 +110,12 @@ class Step:
         return self
 
     def __next__(self) -> Batch:
-        if self._was_left:
-            raise PlanError(self._left_message())
-        if not len(self):
+        if self._num_delivered == len(self._accums):
             if not self._is_over:
                 self._finish()
             raise StopIteration
+        if self._is_over:
+            raise PlanError(self._left_message())
         batch = self._buffer.popleft() if self._buffer else self._read()
         self._stream.delivered(self.info, self._accums[self._num_delivered])
         self._num_delivered += 1
