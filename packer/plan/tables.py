@@ -1,6 +1,8 @@
 """Arrow IPC files in the making, on disk or in memory, hashed while they are written."""
 
 import hashlib
+import io
+import os
 from collections import deque
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
@@ -24,7 +26,7 @@ class Target(Protocol):
 
 
 class FolderTarget:
-    """Files below a folder."""
+    """Files below a folder, on their way to the disk while more is written, so that the end need not wait."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -33,7 +35,7 @@ class FolderTarget:
         """Create the file and the folder that it lies in."""
         path = self._folder / name
         path.parent.mkdir(exist_ok=True)
-        return open(path, "wb")
+        return _EagerFile(open(path, "wb", buffering=0))
 
 
 class MemoryTarget:
@@ -157,6 +159,40 @@ class _HashingSink:
         for chunk in chunks:
             self._digest.update(chunk)
             self._stream.write(chunk)
+
+
+class _EagerFile:
+    """A file whose bytes set out for the disk every few MiB, rather than all when it is flushed."""
+
+    _EVERY = 32 << 20
+
+    def __init__(self, stream: io.FileIO) -> None:
+        self._stream = stream
+        self._size = 0
+        self._on_their_way = 0
+
+    def write(self, data: Any) -> None:
+        rest = memoryview(data)
+        while len(rest):
+            rest = rest[self._stream.write(rest) :]
+        self._size += len(data)
+        if self._size - self._on_their_way >= self._EVERY and hasattr(os, "posix_fadvise"):
+            # Linux starts to write what the cache should not keep, and keeps it because it is being written.
+            length = self._size - self._on_their_way
+            os.posix_fadvise(self._stream.fileno(), self._on_their_way, length, os.POSIX_FADV_DONTNEED)
+            self._on_their_way = self._size
+
+    def flush(self) -> None:
+        self._stream.flush()
+
+    def close(self) -> None:
+        self._stream.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
 
 
 class _KeptOpen:
