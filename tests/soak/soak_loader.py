@@ -3,8 +3,9 @@
     python -m tests.soak.soak_loader --steps 1000000
 
 At random moments the run is cut off, within a step or between two, and goes on: with a new loader on the same
-or another topology, with the same loader put back to an older state, or in another epoch. Every micro-batch is
-held against the plan. Memory, descriptors, shared memory, threads and children are noted after each such turn.
+or another topology, with the same loader put back to an older state, or in another epoch. Every micro-batch
+is held against the plan. After each such turn, memory, descriptors, shared memory, threads and children are
+noted.
 """
 
 import argparse
