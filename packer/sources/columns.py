@@ -21,7 +21,8 @@ def find_field(schema: pa.Schema, column: str, *, owner: str) -> pa.Field:
     Raises:
         ColumnError: there is no such column (the message lists those there are), or two have this name.
     """
-    path = split_path(schema, column)
+    is_text = column.isprintable() or column.encode(errors="ignore").decode() == column
+    path = split_path(schema, column) if is_text else None  # JSON can name halves of characters
     if path is None:
         raise ColumnError(f"{owner} has no column {column!r}; {_listed(schema, column)}")
     if len(schema.get_all_field_indices(path[0])) > 1:

@@ -197,7 +197,8 @@ class MdsPart(Part):
     def _split(self, sample: memoryview, row: int) -> dict[str, memoryview]:
         varying = [name for name, _, size in self._columns if size is None]
         head = 4 * len(varying)
-        found = dict(zip(varying, np.frombuffer(sample[:head], "<u4").tolist(), strict=False))
+        sizes = np.frombuffer(sample[:head], "<u4").tolist() if len(sample) >= head else []
+        found = dict(zip(varying, sizes, strict=False))
         split = {}
         at = head
         for name, _, size in self._columns:
