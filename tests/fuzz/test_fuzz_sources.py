@@ -7,7 +7,7 @@ from tests.fuzz.fuzz_sources import SUBJECTS
 
 MODULE = "tests.fuzz.fuzz_sources"
 ABORT_OF_PYARROW = "level histogram size mismatch"
-"""pyarrow 26 ends the process where a Parquet footer's size statistics are damaged: an exception of C++ leaves
+"""pyarrow 26 ends the process where size statistics of a Parquet footer are damaged: an exception leaves
 ``RowGroupMetaData.column``. Three in ten thousand inputs; no other way leads to a column's place and size."""
 OF_CHATS = [name for name in SUBJECTS if name.endswith("of chats")]
 OTHERS = [name for name in SUBJECTS if name not in OF_CHATS]
