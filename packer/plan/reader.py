@@ -205,20 +205,20 @@ class Epoch:
         pieces = slice(offsets[at], offsets[at + 1])
         starts = columns.get("starts")
         return MicroBatch(
-            step=int(columns["step"][at]),
-            accum=int(columns["accum"][at]),
-            dp_rank=int(columns["dp_rank"][at]),
+            step=columns["step"].item(at),
+            accum=columns["accum"].item(at),
+            dp_rank=columns["dp_rank"].item(at),
             sample_ids=columns["sample_ids"][pieces],
             seqlens=columns["seqlens"][pieces],
             starts=None if starts is None else starts[pieces],
-            num_samples=int(columns["num_samples"][at]),
-            num_tokens=int(columns["num_tokens"][at]),
-            max_seqlen=int(columns["max_seqlen"][at]),
-            padded_seqlen=int(columns["padded_seqlen"][at]),
-            cost=int(columns["cost"][at]),
-            is_filler=bool(columns["is_filler"][at]),
-            is_repeat=bool(columns["is_repeat"][at]),
-            padded_seqlens={metric: int(padded[at]) for metric, padded in self._by_metric(columns)},
+            num_samples=columns["num_samples"].item(at),
+            num_tokens=columns["num_tokens"].item(at),
+            max_seqlen=columns["max_seqlen"].item(at),
+            padded_seqlen=columns["padded_seqlen"].item(at),
+            cost=columns["cost"].item(at),
+            is_filler=columns["is_filler"].item(at),
+            is_repeat=columns["is_repeat"].item(at),
+            padded_seqlens={metric: padded.item(at) for metric, padded in self._by_metric(columns)},
         )
 
     def step(self, step: int) -> StepRow:
@@ -226,13 +226,13 @@ class Epoch:
         columns, at = self._steps.locate(step)
         loss_tokens = columns.get("num_loss_tokens")
         return StepRow(
-            num_samples=int(columns["num_samples"][at]),
-            num_tokens=int(columns["num_tokens"][at]),
-            num_loss_tokens=None if loss_tokens is None else int(loss_tokens[at]),
-            max_seqlen=int(columns["max_seqlen"][at]),
-            lr_scale=float(columns["lr_scale"][at]),
-            samples_before=int(columns["samples_before"][at]),
-            tokens_before=int(columns["tokens_before"][at]),
+            num_samples=columns["num_samples"].item(at),
+            num_tokens=columns["num_tokens"].item(at),
+            num_loss_tokens=None if loss_tokens is None else loss_tokens.item(at),
+            max_seqlen=columns["max_seqlen"].item(at),
+            lr_scale=columns["lr_scale"].item(at),
+            samples_before=columns["samples_before"].item(at),
+            tokens_before=columns["tokens_before"].item(at),
         )
 
     def microbatches(self) -> Iterator[MicroBatches]:

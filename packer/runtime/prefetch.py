@@ -33,9 +33,11 @@ class Schedule:
         self._start, self._num_steps = place, num_steps
 
     def __iter__(self) -> Iterator[Place]:
-        epoch, step, accum = self._start
-        for flat in range(step * self._grad_accum + accum, self._num_steps * self._grad_accum):
-            yield Place(epoch, *divmod(flat, self._grad_accum))
+        epoch, first_step, first_accum = self._start
+        for step in range(first_step, self._num_steps):
+            for accum in range(first_accum, self._grad_accum):
+                yield Place(epoch, step, accum)
+            first_accum = 0
 
 
 def read_in_order(
