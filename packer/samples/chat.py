@@ -76,7 +76,12 @@ class ChatTokenizer:
         for rows, conversations in _groups(chats):
             encoded = self._apply(rows, conversations)
             for at, row in enumerate(rows):
-                ids.append(np.array(encoded["input_ids"][at], np.int32))
+                try:
+                    ids.append(np.array(encoded["input_ids"][at], np.int32))
+                except OverflowError as error:
+                    raise ConfigError(
+                        f"the tokenizer gives an id that is none ({error}); it is damaged, save it again"
+                    ) from error
                 counts[row] = len(ids[-1])
                 if self.has_mask:
                     mask.append(np.array(encoded["assistant_masks"][at], np.bool_))

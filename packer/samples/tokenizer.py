@@ -112,14 +112,15 @@ class TextTokenizer:
             strings = _strings(texts, rows)
             try:
                 # The fast variant leaves out the offsets.
-                encoded = self._tokenizer.encode_batch_fast(strings, add_special_tokens=self._special_tokens)
+                return take(
+                    self._tokenizer.encode_batch_fast(strings, add_special_tokens=self._special_tokens)
+                )
             except BaseException as error:
                 if not is_failure(error):
                     raise
                 raise ConfigError(
                     f"tokenizer {self._name} cannot encode a text ({error}); it is damaged, save it again"
                 ) from error
-            return take(encoded)
 
         chunks = _cut(texts, CHUNK_BYTES)
         num_threads = _num_threads()

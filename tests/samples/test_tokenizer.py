@@ -99,6 +99,16 @@ def test_a_bad_tokenizer_is_named(tmp_path, name, content, message):
         LengthDefinition.by_text("text", tokenizer=str(tmp_path))
 
 
+def test_an_id_that_is_none_is_a_damaged_tokenizer(tmp_path, tokenizer_json):
+    content = json.loads(tokenizer_json.read_text())
+    vocabulary = content["model"]["vocab"]
+    content["model"]["vocab"] = dict.fromkeys(vocabulary, 2**31)
+    damaged = tmp_path / "damaged.json"
+    damaged.write_text(json.dumps(content))
+    with pytest.raises(ConfigError, match=r"damaged\.json cannot encode a text .*2147483648"):
+        open_tokenizer(str(damaged), special_tokens=False).encode(pa.array(["ab"]))
+
+
 def test_a_tokenizer_that_is_not_there():
     with pytest.raises(ConfigError, match=r"\./none\.json: no such file"):
         LengthDefinition.by_text("text", tokenizer="./none.json")
