@@ -110,9 +110,15 @@ class ChatTokenizer:
 
 
 def _groups(chats: pa.Array) -> Iterator[tuple[list[int], list[Any]]]:
+    try:
+        chats.validate(full=True)  # pyarrow follows damaged offsets wherever they point
+    except pa.ArrowInvalid as error:
+        raise RowError(
+            0, f"the messages from here on are damaged ({error}); fetch the file again, or correct it"
+        ) from error
     for start in range(0, len(chats), _GROUP_ROWS):
         group = chats.slice(start, _GROUP_ROWS)
-        found = {start + at: _messages(chat.as_py(), start + at) for at, chat in enumerate(group)}
+        found = {row: _messages(chat.as_py(), row) for row, chat in enumerate(group, start)}
         filled = {row: messages for row, messages in found.items() if messages}
         if filled:
             yield list(filled), list(filled.values())

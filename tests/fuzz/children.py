@@ -21,8 +21,9 @@ from packer.errors import PackerError
 PER_CHILD = 500
 SECONDS = 20
 """Of one input; longer is a hang."""
-BYTES = 1 << 28
-"""By which one input may let the process grow; the files are of some kilobytes."""
+BYTES = 3 << 27
+"""By which one input may let the process grow: verification looks at 16 million pieces at a time, 256 MiB,
+whatever a plan says of itself; the files are of some kilobytes."""
 ADDRESSES = 8 << 30
 """Bytes that a child may map or allocate, touched or not."""
 

@@ -318,7 +318,8 @@ def test_workers_are_not_shared_with_a_forked_process() -> None:
 
 
 READS_SLOWLY = """
-import time
+import signal, time
+signal.signal(signal.SIGINT, signal.default_int_handler)  # which a shell's background job has switched off
 from packer.runtime import PlanLoader
 from tests.runtime.replays import Tokens, make_plan
 

@@ -93,6 +93,7 @@ def soak(num_steps: int, seed: int, *, tell: bool = False) -> list[Usage]:
     """
     random = Random(seed)
     usages: list[Usage] = []
+    others = {child.pid for child in psutil.Process().children(recursive=True)}  # of tests before this one
     with tempfile.TemporaryDirectory() as place:
         path = Path(place) / "plan"
         write_plan(path, *_facts_and_epochs(), dropped=plans.drops())
@@ -100,12 +101,12 @@ def soak(num_steps: int, seed: int, *, tell: bool = False) -> list[Usage]:
         run = _Run(path, random)
         while played < num_steps:
             played += run.turn(min(1 + int(random.expovariate(1 / TURN)), num_steps - played))
-            usages.append(_usage(played))
+            usages.append(_usage(played, others))
             if tell and len(usages) % 25 == 0:
                 print(json.dumps(asdict(usages[-1])), flush=True)  # noqa: T201
         del run
         gc.collect()
-        usages.append(_usage(played))
+        usages.append(_usage(played, others))
     return usages
 
 
@@ -269,10 +270,10 @@ def _planned_ids(plan: Plan, epoch: int) -> np.ndarray[Any, Any]:
     return np.concatenate([table.sample_ids for table in tables]).reshape(-1, PER_MICROBATCH)
 
 
-def _usage(steps: int) -> Usage:
+def _usage(steps: int, others: set[int]) -> Usage:
     gc.collect()
     own = psutil.Process()
-    children = own.children(recursive=True)
+    children = [child for child in own.children(recursive=True) if child.pid not in others]
     zombies = [child for child in children if _status(child) == psutil.STATUS_ZOMBIE]
     alive = [child.pid for child in children if child not in zombies]
     shared = [name for name in os.listdir("/dev/shm") if f"_{own.pid}_" in name]
