@@ -1,6 +1,6 @@
 """How good are the plans: packs over exact best-fit-decreasing, padding, and balance of the ranks?
 
-python benchmarks/packing_quality.py --data ../shared/data/traces
+python benchmarks/packing_quality.py      (--data: another folder of lengths)
 """
 
 import argparse

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-EXAMPLES = Path(__file__).parents[2] / "examples"
+from tests.examples.launches import EXAMPLES
 
 
 def train(source: Path, out: Path, *, kill_after: int | None = None) -> dict[int, float]:

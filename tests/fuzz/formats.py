@@ -309,6 +309,18 @@ def _mds_value(part: bytes, encoding: str) -> Any:
     return np.frombuffer(part[1 + (1 << (part[0] & 3)) :], dtype).tolist()
 
 
+def _arrow(kind: str) -> Format:
+    """Return the file or the stream format, plain and compressed."""
+    return Format(
+        writers=tuple(
+            _write_arrow(number, kind, packed) for number in range(4) for packed in (None, "lz4", "zstd")
+        ),
+        opened="data.arrow",
+        read=_read_arrow,
+        damaged=("data.arrow",),
+    )
+
+
 _zstd = zstandard.ZstdCompressor(write_checksum=True).compress
 
 FORMATS = {
@@ -329,22 +341,8 @@ FORMATS = {
         read=_read_parquet,
         damaged=("data.parquet",),
     ),
-    "arrow file": Format(
-        writers=tuple(
-            _write_arrow(number, "file", packed) for number in range(4) for packed in (None, "lz4", "zstd")
-        ),
-        opened="data.arrow",
-        read=_read_arrow,
-        damaged=("data.arrow",),
-    ),
-    "arrow stream": Format(
-        writers=tuple(
-            _write_arrow(number, "stream", packed) for number in range(4) for packed in (None, "lz4", "zstd")
-        ),
-        opened="data.arrow",
-        read=_read_arrow,
-        damaged=("data.arrow",),
-    ),
+    "arrow file": _arrow("file"),
+    "arrow stream": _arrow("stream"),
     "hugging face": Format(
         writers=(_write_hugging_face,),
         opened="",

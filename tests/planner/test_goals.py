@@ -1,35 +1,15 @@
 """How good plans are: never worse than exact best-fit-decreasing, ranks that finish together."""
 
-import bisect
-from collections import Counter
 from pathlib import Path
 
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
+from benchmarks.packing_quality import exact_best_fit_decreasing
 from packer.planner import PlanConfig, make_plan
 
 LOGNORMAL = np.clip(np.random.default_rng(0).lognormal(6, 1.2, 60_000), 1, 8192).astype(np.int32)
-
-
-def exact_best_fit_decreasing(lengths, capacity):
-    """Return the number of packs, sample by sample; residuals sorted, with how many packs have each."""
-    residuals, many, packs = [], Counter(), 0
-    for length in np.sort(lengths)[::-1].tolist():
-        at = bisect.bisect_left(residuals, length)
-        if at == len(residuals):
-            packs += 1
-            rest = capacity - length
-        else:
-            rest = residuals[at] - length
-            many[residuals[at]] -= 1
-            if not many[residuals[at]]:
-                del residuals[at]
-        if not many[rest]:
-            bisect.insort(residuals, rest)
-        many[rest] += 1
-    return packs
 
 
 def lengths_of(name):
