@@ -5,8 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from packer.kernels import repair as kernels
-from packer.planner.best_fit import best_fit
-from packer.planner.repair import separate, top_up
+from packer.planner.packing.best_fit import best_fit
+from packer.planner.packing.repair import separate, top_up
 from tests import naive
 from tests.kernels.limits import limits
 

@@ -11,10 +11,10 @@ from packer.kernels import counting, rng, windows
 from packer.metrics import open_metrics
 from packer.plan.epoch import DROP_REASONS
 from packer.planner import PlanConfig, make_plan
-from packer.planner.draft import lay_out
-from packer.planner.limits import limits_for
-from packer.planner.packings import pack
-from packer.planner.pieces import Pieces
+from packer.planner.compose.draft import lay_out
+from packer.planner.choose.limits import limits_for
+from packer.planner.packing.pack import pack
+from packer.planner.choose.pieces import Pieces
 
 
 def rows(plan, epoch=0):
@@ -251,8 +251,8 @@ def test_a_plan_does_not_depend_on_threads(monkeypatch):
     for options in ({"packing": "windowed"}, {"layout": "packed", "balance": "flops", "dp_size": 4}):
         hashes = set()
         for count in (1, 3):
-            monkeypatch.setattr("packer.planner.threads.num_threads", lambda count=count: count)
-            monkeypatch.setattr("packer.planner.threads.MIN_CHUNK", 1)
+            monkeypatch.setattr("packer.planner.order.threads.num_threads", lambda count=count: count)
+            monkeypatch.setattr("packer.planner.order.threads.MIN_CHUNK", 1)
             hashes.add(make_plan(lengths, PlanConfig(max_tokens=1000, **options)).fingerprint)
         assert len(hashes) == 1
 

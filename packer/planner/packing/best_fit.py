@@ -9,9 +9,9 @@ from numpy.typing import NDArray
 
 from packer.kernels import best_fit as kernels
 from packer.kernels.limits import UNLIMITED, Limits
-from packer.planner.microbatches import IntArray, MicroBatches
-from packer.planner.orders import by_length, id_dtype, permutation, shuffle_within, subkey, take
-from packer.planner.threads import chunk_edges, run_chunks
+from packer.planner.packing.microbatches import IntArray, MicroBatches
+from packer.planner.order.orders import by_length, id_dtype, permutation, shuffle_within, subkey, take
+from packer.planner.order.threads import chunk_edges, run_chunks
 
 
 def best_fit(lengths: IntArray, limits: Limits, *, key: np.uint64) -> MicroBatches:

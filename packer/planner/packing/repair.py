@@ -7,9 +7,9 @@ from numpy.typing import NDArray
 
 from packer.kernels import repair as kernels
 from packer.kernels.limits import UNLIMITED, Limits
-from packer.planner.microbatches import IntArray, MicroBatches, concatenate, reindex
-from packer.planner.next_fit import next_fit
-from packer.planner.orders import by_length
+from packer.planner.packing.microbatches import IntArray, MicroBatches, concatenate, reindex
+from packer.planner.packing.next_fit import next_fit
+from packer.planner.order.orders import by_length
 
 
 def top_up(packs: MicroBatches, limits: Limits) -> MicroBatches:

@@ -5,14 +5,14 @@ from dataclasses import replace
 import numpy as np
 
 from packer.kernels.limits import Limits
-from packer.planner.best_fit import best_fit
+from packer.planner.packing.best_fit import best_fit
 from packer.planner.config import PlanConfig
-from packer.planner.microbatches import IntArray, MicroBatches
-from packer.planner.next_fit import next_fit
-from packer.planner.orders import permutation, subkey
-from packer.planner.pairs import windowed_pairs
-from packer.planner.repair import separate, top_up
-from packer.planner.windowed import windowed
+from packer.planner.packing.microbatches import IntArray, MicroBatches
+from packer.planner.packing.next_fit import next_fit
+from packer.planner.order.orders import permutation, subkey
+from packer.planner.packing.pairs import windowed_pairs
+from packer.planner.packing.repair import separate, top_up
+from packer.planner.packing.windowed import windowed
 
 
 def pack(

@@ -15,9 +15,9 @@ from packer.curriculum import BEYOND
 from packer.kernels import rng
 from packer.kernels.limits import Limits
 from packer.planner.config import PlanConfig
-from packer.planner.microbatches import IntArray, MicroBatches, concatenate, reindex
-from packer.planner.orders import Purpose, id_dtype, key_for, subkey
-from packer.planner.packings import group_width, pack
+from packer.planner.packing.microbatches import IntArray, MicroBatches, concatenate, reindex
+from packer.planner.order.orders import Purpose, id_dtype, key_for, subkey
+from packer.planner.packing.pack import group_width, pack
 
 _ENOUGH = 1.1  # times the samples that the steps take, by estimate
 

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from packer.errors import PlanError
 from packer.kernels import counting, rng
-from packer.planner.threads import chunk_edges, run_chunks
+from packer.planner.order.threads import chunk_edges, run_chunks
 
 IntArray = NDArray[Any]
 MAX_PIECES = 2**32

@@ -13,11 +13,11 @@ from numpy.typing import NDArray
 
 from packer.kernels import windows as kernels
 from packer.kernels.limits import Limits
-from packer.planner.best_fit import bitmap_levels
-from packer.planner.microbatches import IntArray, MicroBatches, concatenate, reindex
-from packer.planner.next_fit import next_fit
-from packer.planner.orders import permutation, shuffled_entries, split_entries, subkey, take
-from packer.planner.threads import run_chunks
+from packer.planner.packing.best_fit import bitmap_levels
+from packer.planner.packing.microbatches import IntArray, MicroBatches, concatenate, reindex
+from packer.planner.packing.next_fit import next_fit
+from packer.planner.order.orders import permutation, shuffled_entries, split_entries, subkey, take
+from packer.planner.order.threads import run_chunks
 
 CHARGE_DIVISOR = 4
 """A micro-batch is charged 1/4 of its budget besides its padded tokens. Without a charge every length would
