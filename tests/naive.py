@@ -241,19 +241,103 @@ def pairs_cost(lengths, limits, charge):
     return best[-1]
 
 
-def top_up(needs, free, spare_rooms):
-    """Return for each short pack the spare samples that it takes, the smallest first, if they fit."""
-    taken, spare = [], 0
-    for need, room in zip(needs, free, strict=True):
-        chosen = list(range(spare, spare + need))
-        if spare + need > len(spare_rooms):
-            return taken
-        if sum(spare_rooms[p] for p in chosen) <= room:
-            taken.append(chosen)
-            spare += need
-        else:
-            taken.append([])
-    return taken
+def mixed(entries, limits, owners, *, pool, keep, tries, reach, gap_shift):
+    """Fill rows in order, then every gap with the longest that fits; entries are (length, sample)."""
+    room = int(limits.budgets[0])
+    waiting, outside, rows = [], list(range(len(entries))), []
+
+    def size(place):
+        return -(-entries[place][0] // limits.segment_multiple) * limits.segment_multiple
+
+    def fits(row, place):
+        inside = [*row, place]
+        own = [owners[entries[p][1]] for p in inside if owners and owners[entries[p][1]] >= 0]
+        return (
+            sum(map(size, inside)) <= room
+            and sum(entries[p][0] ** 2 for p in inside) <= limits.max_attention
+            and len(inside) <= limits.max_samples
+            and len(set(own)) == len(own)
+        )
+
+    def longest(row):
+        able = [place for place in waiting if place not in row and fits(row, place)]
+        return max(able, key=lambda place: (entries[place][0], place), default=None)
+
+    def gap(row):
+        return room - sum(map(size, row))
+
+    def is_met(row, place):
+        own = owners[entries[place][1]] if owners else -1
+        return own >= 0 and own in [owners[entries[p][1]] for p in row]
+
+    while len(waiting) + len(outside) > keep:
+        while outside and len(waiting) < pool:
+            waiting.append(outside.pop(0))
+        row = []
+        for place in waiting:
+            if is_met(row, place):
+                continue
+            if len(row) == limits.max_samples or not fits(row, place):
+                break
+            row.append(place)
+        filler = longest(row)
+        rest = gap(row) - (size(filler) if filler is not None else 0)
+        if rest > room >> gap_shift:
+            last = row.pop()
+            chosen, tried = last, 0
+            for place in [p for p in waiting if p not in row][:reach]:
+                if rest <= room >> gap_shift or tried == tries:
+                    break
+                if not fits(row, place):
+                    continue
+                tried += 1
+                beside = longest([*row, place])
+                other = gap([*row, place]) - (size(beside) if beside is not None else 0)
+                if other < rest:
+                    rest, chosen = other, place
+            row.append(chosen)
+        while (filler := longest(row)) is not None:
+            row.append(filler)
+        waiting = [place for place in waiting if place not in row]
+        rows.append([entries[place] for place in row])
+    return rows, [entries[place] for place in waiting + outside]
+
+
+def deal_longest_first(rooms, squares, owners, num_rows, limits):
+    """Deal the longest first to the emptiest row that can take it; at the end to rows that lack some."""
+    rows = [[] for _ in range(num_rows)]
+    row_of = []
+
+    def load(row):
+        return sum(rooms[place] for place in rows[row])
+
+    def takes(row, place):
+        inside = [*rows[row], place]
+        own = [owners[p] for p in inside if owners and owners[p] >= 0]
+        return (
+            load(row) + rooms[place] <= limits.budgets[0]
+            and len(inside) <= limits.max_samples
+            and sum(squares[p] for p in inside) <= limits.max_attention
+            and len(set(own)) == len(own)
+        )
+
+    for place in range(len(rooms)):
+        lacking = [row for row in range(num_rows) if len(rows[row]) < limits.min_samples]
+        lacks = sum(limits.min_samples - len(rows[row]) for row in lacking)
+        others = [
+            row for row in range(num_rows) if row not in lacking and len(rows[row]) < limits.max_samples
+        ]
+        groups = [sorted(rows_, key=lambda row: (load(row), row)) for rows_ in (lacking, others)]
+        owed = len(rooms) - place <= lacks
+        if not groups[0] or (
+            not owed and groups[1] and (load(groups[1][0]), groups[1][0]) < (load(groups[0][0]), groups[0][0])
+        ):
+            groups.reverse()
+        row = next((row for group in groups for row in group if takes(row, place)), -1)
+        row_of.append(row)
+        if row >= 0:
+            rows[row].append(place)
+    return row_of
 
 
 def lower_bound(rooms, capacity):

@@ -9,17 +9,17 @@ from numpy.typing import NDArray
 from packer.errors import ConfigError
 from packer.kernels.limits import Limits
 from packer.plan.epoch import PlannedEpoch
-from packer.planner.config import MAX_SEQLEN, PlanConfig
-from packer.planner.compose.draft import Draft, lay_out
 from packer.planner.choose.limits import limits_for
-from packer.planner.packing.lower_bound import lower_bound
-from packer.planner.rate import lr_scales, mean_size
-from packer.planner.packing.microbatches import MicroBatches
-from packer.planner.order.orders import Purpose, histogram, key_for
-from packer.planner.packing.pack import pack
 from packer.planner.choose.pieces import IntArray, Pieces
+from packer.planner.compose.draft import Draft, lay_out
+from packer.planner.config import MAX_SEQLEN, PlanConfig
+from packer.planner.order.orders import Purpose, histogram, key_for
 from packer.planner.packing.curriculum import pack_by_admission
+from packer.planner.packing.lower_bound import lower_bound
+from packer.planner.packing.microbatches import MicroBatches
+from packer.planner.packing.pack import pack
 from packer.planner.progress import Pace, Phase
+from packer.planner.rate import lr_scales, mean_size
 from packer.planner.shape import choose_shapes, pad_to
 
 

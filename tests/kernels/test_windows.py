@@ -142,7 +142,7 @@ def test_best_fit_windows_equal_naive(data):
 
 
 def bitmap(capacity):
-    from packer.planner.packing.best_fit import bitmap_levels
+    from packer.kernels.bitmap import bitmap_levels
 
     levels = bitmap_levels(capacity)
     return levels, np.zeros(int(levels[-1]), np.uint64), np.zeros(capacity + 1, np.int32)

@@ -11,10 +11,10 @@ from packer.kernels import counting, rng, windows
 from packer.metrics import open_metrics
 from packer.plan.epoch import DROP_REASONS
 from packer.planner import PlanConfig, make_plan
-from packer.planner.compose.draft import lay_out
 from packer.planner.choose.limits import limits_for
-from packer.planner.packing.pack import pack
 from packer.planner.choose.pieces import Pieces
+from packer.planner.compose.draft import lay_out
+from packer.planner.packing.pack import pack
 
 
 def rows(plan, epoch=0):

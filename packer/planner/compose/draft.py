@@ -10,12 +10,12 @@ from numpy.typing import NDArray
 from packer.kernels import balance as balance_kernels
 from packer.kernels import counting
 from packer.plan.epoch import DroppedSamples
-from packer.planner.config import PlanConfig
-from packer.planner.packing.microbatches import IntArray, MicroBatches
-from packer.planner.order.orders import join_entries, split_entries, take
 from packer.planner.choose.pieces import Pieces, reason
 from packer.planner.compose.steps import Rows, arrange
+from packer.planner.config import PlanConfig
+from packer.planner.order.orders import join_entries, split_entries, take
 from packer.planner.order.threads import chunk_edges, run_chunks
+from packer.planner.packing.microbatches import IntArray, MicroBatches
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

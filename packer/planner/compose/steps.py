@@ -8,8 +8,8 @@ from numpy.typing import NDArray
 from packer.errors import EmptyPlanError
 from packer.kernels import balance as kernels
 from packer.planner.config import PlanConfig
-from packer.planner.packing.microbatches import MicroBatches
 from packer.planner.order.orders import Purpose, key_for, permutation, subkey
+from packer.planner.packing.microbatches import MicroBatches
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -1,17 +1,19 @@
-"""Which packing a configuration asks for, and the repairs that packed rows may need afterwards."""
+"""Which packing a configuration asks for, and what packed rows may need afterwards."""
 
 from dataclasses import replace
 
 import numpy as np
 
 from packer.kernels.limits import Limits
-from packer.planner.packing.best_fit import best_fit
 from packer.planner.config import PlanConfig
-from packer.planner.packing.microbatches import IntArray, MicroBatches
-from packer.planner.packing.next_fit import next_fit
 from packer.planner.order.orders import permutation, subkey
+from packer.planner.packing.apart import keep_apart
+from packer.planner.packing.best_fit import best_fit
+from packer.planner.packing.company import with_company
+from packer.planner.packing.microbatches import IntArray, MicroBatches
+from packer.planner.packing.mixed import mixed
+from packer.planner.packing.next_fit import next_fit
 from packer.planner.packing.pairs import windowed_pairs
-from packer.planner.packing.repair import separate, top_up
 from packer.planner.packing.windowed import windowed
 
 
@@ -42,7 +44,9 @@ def pack(
         return windowed_pairs(
             lengths, limits, window=config.window, width=width, same_seqlen=config.same_seqlen, key=key
         )
-    if config.packing == "best-fit":
+    if config.packing == "mixed":
+        packs = mixed(lengths, owners, limits, key=key)
+    elif config.packing == "best-fit":
         packs = best_fit(lengths, limits, key=key)
     else:
         packs = windowed(
@@ -54,7 +58,7 @@ def pack(
             same_seqlen=config.same_seqlen,
             key=key,
         )
-    return _repair(packs, owners, limits, key) if limits.packed else packs
+    return _amend(packs, config.packing, lengths, owners, limits, key) if limits.packed else packs
 
 
 def group_width(config: PlanConfig) -> int:
@@ -67,12 +71,17 @@ def group_width(config: PlanConfig) -> int:
     return 1
 
 
-def _repair(packs: MicroBatches, owners: IntArray | None, limits: Limits, key: np.uint64) -> MicroBatches:
-    """See to what best-fit does not look at; rows that come of it are mixed with the others."""
-    repaired = top_up(packs, limits)
-    if owners is not None:
-        repaired = separate(repaired, owners, limits, subkey(key, 2))
-    if repaired is packs:
-        return packs
-    order = permutation(len(repaired), subkey(key, 3))
-    return replace(repaired, starts=repaired.starts[order], sizes=repaired.sizes[order])
+def _amend(
+    packs: MicroBatches,
+    packing: str | None,
+    lengths: IntArray,
+    owners: IntArray | None,
+    limits: Limits,
+    key: np.uint64,
+) -> MicroBatches:
+    """See to what a packing does not look at: who is in a row, and how many at least."""
+    if owners is not None and packing != "mixed":
+        packs = keep_apart(packs, owners, limits._replace(min_samples=1), subkey(key, 2))
+        order = permutation(len(packs), subkey(key, 3))
+        packs = replace(packs, starts=packs.starts[order], sizes=packs.sizes[order])
+    return with_company(packs, lengths, owners, limits, key=subkey(key, 4))

@@ -5,8 +5,8 @@ from numpy.typing import NDArray
 
 from packer.kernels import pairs as kernels
 from packer.kernels.limits import Limits
-from packer.planner.packing.microbatches import IntArray, MicroBatches
 from packer.planner.order.orders import permutation, subkey
+from packer.planner.packing.microbatches import IntArray, MicroBatches
 from packer.planner.packing.windowed import CHARGE_DIVISOR, finish_windows, window_edges
 
 

@@ -12,12 +12,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from packer.kernels import windows as kernels
+from packer.kernels.bitmap import bitmap_levels
 from packer.kernels.limits import Limits
-from packer.planner.packing.best_fit import bitmap_levels
-from packer.planner.packing.microbatches import IntArray, MicroBatches, concatenate, reindex
-from packer.planner.packing.next_fit import next_fit
 from packer.planner.order.orders import permutation, shuffled_entries, split_entries, subkey, take
 from packer.planner.order.threads import run_chunks
+from packer.planner.packing.microbatches import IntArray, MicroBatches, concatenate, reindex
+from packer.planner.packing.next_fit import next_fit
 
 CHARGE_DIVISOR = 4
 """A micro-batch is charged 1/4 of its budget besides its padded tokens. Without a charge every length would
@@ -78,7 +78,7 @@ def _pack_windows(
         )
 
     def best_fit(span: NDArray[np.int64], room: NDArray[np.int64], left: NDArray[np.int64]) -> int:
-        levels = bitmap_levels(budget)
+        levels = bitmap_levels(budget + 1)
         words = np.zeros(int(levels[-1]), np.uint64)
         heads = np.zeros(budget + 1, np.int32)
         return int(
