@@ -1,6 +1,7 @@
 """Naive twins: the slow and obvious way to what the package does fast."""
 
 import struct
+from fractions import Fraction
 from itertools import chain, combinations
 from pathlib import Path
 
@@ -134,6 +135,100 @@ def buckets(values, num_buckets, key):
     for value in values:
         out[draw(key, value) >> shift].append(value)
     return out
+
+
+# The mix of steps.
+
+
+def length_classes(lengths, num_classes=16):
+    """Return the class of each length, ⌊16 · (tokens of shorter ones + half its own) / all⌋, without gaps."""
+    tokens = {length: length * lengths.count(length) for length in sorted(set(lengths))}
+    classes, shorter = {}, 0
+    for length, own in tokens.items():
+        whole = sum(tokens.values()) or 1
+        classes[length] = int(num_classes * (shorter + Fraction(own, 2)) / whole)
+        shorter += own
+    used = sorted(set(classes.values()))
+    return {length: used.index(number) for length, number in classes.items()}
+
+
+def tokens_by_class(samples, num_classes):
+    """Return the tokens of each class among (class, tokens) pairs."""
+    return [sum(tokens for number, tokens in samples if number == k) for k in range(num_classes)]
+
+
+def design_effect(steps):
+    """Return the design effect of steps, lists of (class, tokens); as it is defined, in fractions."""
+    samples = flat(steps)
+    classes = sorted({number for number, tokens in samples if tokens})
+    if len(classes) < 2 or len(steps) < 2:
+        return None
+    whole = sum(tokens for _, tokens in samples)
+    mean_samples = Fraction(len(samples), len(steps))
+    found = expected = Fraction(0)
+    for k in classes:
+        share = Fraction(sum(tokens for number, tokens in samples if number == k), whole)
+        for step in steps:
+            weight = sum(tokens for _, tokens in step)
+            if weight:
+                inside = Fraction(sum(tokens for number, tokens in step if number == k), weight)
+                found += weight * (inside - share) ** 2 / whole
+        spread = sum(tokens**2 * ((number == k) - share) ** 2 for number, tokens in samples)
+        expected += spread / len(samples) / (mean_samples * Fraction(whole, len(samples)) ** 2)
+    return float(found / expected * Fraction(len(steps), len(steps) - 1))
+
+
+def deal(hist, step_size, targets, key, sweeps):
+    """Return the micro-batches of one window, step by step: strata, an exchange inside them, shuffles."""
+    num_steps = len(hist) // step_size
+    count = num_steps * step_size
+
+    def mean_class(m):
+        return sum(64 * k * tokens for k, tokens in enumerate(hist[m])) // max(1, sum(hist[m]))
+
+    ascending = sorted(range(count), key=mean_class)
+    strata = [
+        shuffle(ascending[e * num_steps : (e + 1) * num_steps], subkey(key, e)) for e in range(step_size)
+    ]
+    if step_size > 1 and num_steps > 1:
+        _exchange(hist[:count], strata, targets, subkey(key, step_size), sweeps)
+    out = []
+    for place, step in enumerate(shuffle(range(num_steps), subkey(key, step_size + 1))):
+        out += shuffle([stratum[step] for stratum in strata], subkey(key, step_size + 2 + place))
+    return out + list(range(count, len(hist)))
+
+
+def deviations(hist, targets, step_size):
+    """Return h − w·p of each micro-batch and class, rounded to a power of two of 2^-20 tokens."""
+    shift = max(0, sum(targets).bit_length() - 40)
+    shares = [(target >> shift << 20) // max(1, sum(targets) >> shift) for target in targets]
+    most, coarse = max(1, *map(sum, hist)) << 20, 0
+    while most >> coarse > min(2**15, 2**29 // step_size):
+        coarse += 1
+    half = 1 << coarse >> 1
+    return [
+        [((h << 20) - sum(row) * share + half) >> coarse for h, share in zip(row, shares, strict=True)]
+        for row in hist
+    ]
+
+
+def _exchange(hist, strata, targets, key, sweeps):
+    """Exchange wherever the squares of the two steps' deviations then sum up to less."""
+    moved = deviations(hist, targets, len(strata))
+    draws = 0
+    for _ in range(sweeps):
+        for stratum in strata:
+            for here in range(len(stratum)):
+                there = below(key, draws, len(stratum))
+                draws += 1
+                before = _squares(moved, strata, here) + _squares(moved, strata, there)
+                stratum[here], stratum[there] = stratum[there], stratum[here]
+                if _squares(moved, strata, here) + _squares(moved, strata, there) >= before:
+                    stratum[here], stratum[there] = stratum[there], stratum[here]
+
+
+def _squares(moved, strata, step):
+    return sum(sum(column) ** 2 for column in zip(*(moved[stratum[step]] for stratum in strata), strict=True))
 
 
 # Packings. Micro-batches are lists of positions.
