@@ -199,22 +199,23 @@ def deal(hist, step_size, targets, key, sweeps):
 
 
 def deviations(hist, targets, step_size):
-    """Return h − w·p of each micro-batch and class, rounded to a power of two of 2^-20 tokens."""
+    """Return h − w·p of each micro-batch and class, and each w, in a power of two of 2^-20 tokens."""
     shift = max(0, sum(targets).bit_length() - 40)
     shares = [(target >> shift << 20) // max(1, sum(targets) >> shift) for target in targets]
-    most, coarse = max(1, *map(sum, hist)) << 20, 0
-    while most >> coarse > min(2**15, 2**29 // step_size):
-        coarse += 1
-    half = 1 << coarse >> 1
-    return [
-        [((h << 20) - sum(row) * share + half) >> coarse for h, share in zip(row, shares, strict=True)]
+    most, unit = max(1, *map(sum, hist)) << 20, 0
+    while most >> unit > min(2**15, 2**26 // step_size):
+        unit += 1
+    half = 1 << unit >> 1
+    moved = [
+        [((h << 20) - sum(row) * share + half) >> unit for h, share in zip(row, shares, strict=True)]
         for row in hist
     ]
+    return moved, [sum(row) << 20 >> unit for row in hist]
 
 
 def _exchange(hist, strata, targets, key, sweeps):
     """Exchange wherever the squares of the two steps' deviations then sum up to less."""
-    moved = deviations(hist, targets, len(strata))
+    moved, _ = deviations(hist, targets, len(strata))
     draws = 0
     for _ in range(sweeps):
         for stratum in strata:
@@ -403,3 +404,73 @@ def difficulty(step, schedule):
         value += 1
     value -= value % multiple
     return min(max(value, -(-least // multiple) * multiple), most)
+
+
+def even_out_steps(order, hist, costs, step_size, dp_size, targets, spread, key, near, sweeps):
+    """Return the whole steps of one window after exchanges that make slots cost less and keep the mix."""
+    num_places = len(order)
+    if num_places <= step_size:
+        return order
+    moved, tokens = deviations([hist[m] for m in order], targets, step_size)
+    costs = [costs[m] for m in order]
+    members = [list(range(start, start + step_size)) for start in range(0, num_places, step_size)]
+
+    def spent(step):
+        return sum(sorted(costs[m] for m in members[step])[dp_size - 1 :: dp_size])
+
+    def squares(step):
+        return sum(sum(column) ** 2 for column in zip(*(moved[m] for m in members[step]), strict=True))
+
+    def mean_class(m):
+        return sum(64 * k * h for k, h in enumerate(hist[order[m]])) // max(1, sum(hist[order[m]]))
+
+    ascending = sorted(range(num_places), key=mean_class)
+    draws = -1
+    for _ in range(sweeps):
+        for rank, mine in enumerate(ascending):
+            draws += 1
+            other = rank + 1 + below(key, draws, near)
+            if other >= num_places:
+                continue
+            theirs = ascending[other]
+            here, there = (next(t for t, step in enumerate(members) if m in step) for m in (mine, theirs))
+            if here == there:
+                continue
+            before = spent(here) + spent(there), squares(here), squares(there)
+            mine_at, theirs_at = members[here].index(mine), members[there].index(theirs)
+            members[here][mine_at], members[there][theirs_at] = theirs, mine
+            may = spent(here) + spent(there) < before[0] and all(
+                squares(step) <= max(was, spread * float(sum(tokens[m] for m in members[step]) ** 2))
+                for step, was in zip((here, there), before[1:], strict=True)
+            )
+            if not may:
+                members[here][mine_at], members[there][theirs_at] = mine, theirs
+    return [order[m] for m in flat(members)]
+
+
+def even_out_slots(costs, dp_size, key):
+    """Return the micro-batches of a step in slots of like cost, the dearest to the idlest rank."""
+    num_slots = len(costs) // dp_size
+    slots = shuffle(range(num_slots), subkey(key, 0))
+    names = shuffle(range(dp_size), subkey(key, 1))
+    dearest = sorted(range(len(costs)), key=lambda m: (costs[m], m), reverse=True)
+    out, loads = [None] * len(costs), [0] * dp_size
+    for slot in slots:
+        ranks = sorted(range(dp_size), key=lambda rank: (loads[rank], rank))
+        for rank in ranks:
+            microbatch = dearest.pop(0)
+            out[slot * dp_size + names[rank]] = microbatch
+            loads[rank] += costs[microbatch]
+    return out
+
+
+def time_lost(costs, step_size, dp_size):
+    """Return Σ slowest · D / Σ cost − 1 of slots and of steps."""
+    slots = [costs[start : start + dp_size] for start in range(0, len(costs), dp_size)]
+    per_step = step_size // dp_size
+    steps = [slots[start : start + per_step] for start in range(0, len(slots), per_step)]
+    if not sum(costs):
+        return 0, 0
+    by_slots = sum(map(max, slots)) * dp_size / sum(costs) - 1
+    by_steps = sum(max(map(sum, zip(*step, strict=True))) for step in steps) * dp_size / sum(costs) - 1
+    return by_slots, by_steps

@@ -18,6 +18,7 @@ MIN_STEPS = 64
 
 _SHARE_BITS = 20
 _DEVIATION_BITS = 15
+_STEP_BITS = 26
 _LANES = 16
 _FINENESS = 64
 
@@ -40,7 +41,7 @@ def deal(hist, step_size, edges, first, last, targets, key, order):
         key: uint64, of the random choices; window w draws from its w-th stream.
         order: (M,) integers, filled from ``edges[first]`` to ``edges[last]``.
     """
-    shares = _shares(targets)
+    shares = shares_of(targets)
     for window in range(first, last):
         start, stop = edges[window], edges[window + 1]
         inside = hist[start - edges[first] : stop - edges[first]]
@@ -50,7 +51,7 @@ def deal(hist, step_size, edges, first, last, targets, key, order):
 
 
 @inline
-def _shares(targets):
+def shares_of(targets):
     """Return each class's share of the tokens in units of 2^-20."""
     total = targets.sum()
     shift = 0
@@ -65,7 +66,7 @@ def _deal_window(hist, step_size, shares, key, order):
     """Write a permutation of the window's micro-batches, counted from its start."""
     num_steps = len(hist) // step_size
     count = num_steps * step_size
-    strata = _by_mean_class(hist[:count])
+    strata = by_mean_class(hist[:count])
     for stratum in range(step_size):
         shuffle(strata, stratum * num_steps, (stratum + 1) * num_steps, subkey(key, stratum))
     if step_size > 1 and num_steps > 1:
@@ -82,7 +83,7 @@ def _deal_window(hist, step_size, shares, key, order):
 
 
 @inline
-def _by_mean_class(hist):
+def by_mean_class(hist):
     """Return the micro-batches by the mean class of their tokens, to 1/64 of a class; stable."""
     count, num_classes = hist.shape
     means = np.empty(count, np.int64)
@@ -105,8 +106,12 @@ def _by_mean_class(hist):
 
 
 @inline
-def _deviations(hist, rows, shares, step_size):
-    """Return (n, K) int32, h − w·p of each of ``rows``, in a unit in which the sums of steps fit 31 bits."""
+def deviations_of(hist, rows, shares, step_size):
+    """Return h − w·p of each of ``rows`` and class, and w, in a unit in which a step's squares fit 63 bits.
+
+    Returns:
+        (n, K and zeros) int32; (n,) int64.
+    """
     num_classes = hist.shape[1]
     lanes = (num_classes + _LANES - 1) // _LANES * _LANES
     most = np.int64(1)
@@ -114,19 +119,20 @@ def _deviations(hist, rows, shares, step_size):
     for place in range(len(rows)):
         sums[at(place)] = hist[at(rows[at(place)])].sum()
         most = max(most, sums[at(place)])
-    shift, limit = 0, min(np.int64(1) << _DEVIATION_BITS, (np.int64(1) << 29) // step_size)
+    shift, limit = 0, min(np.int64(1) << _DEVIATION_BITS, (np.int64(1) << _STEP_BITS) // step_size)
     while most << _SHARE_BITS >> shift > limit:
         shift += 1
     half = np.int64(1) << shift >> 1
     out = np.zeros((len(rows), lanes), np.int32)
     for place in range(len(rows)):
         row, tokens = rows[at(place)], sums[at(place)]
+        sums[at(place)] = tokens << _SHARE_BITS >> shift
         for number in range(num_classes):
             expected = tokens * shares[at(number)]
             out[at(place), at(number)] = (
                 (hist[at(row), at(number)] << _SHARE_BITS) - expected + half
             ) >> shift
-    return out
+    return out, sums
 
 
 @inline
@@ -136,7 +142,7 @@ def _exchange(hist, strata, step_size, shares, key):
     The sum of squares Σ_t Σ_k (h_tk − W_t p_k)² falls with every exchange. Each tries random partners.
     """
     num_steps = len(strata) // step_size
-    deviations = _deviations(hist, strata, shares, step_size)
+    deviations, _ = deviations_of(hist, strata, shares, step_size)
     lanes = deviations.shape[1]
     sums = np.zeros((num_steps, lanes), np.int32)
     held = np.arange(len(strata))  # whose deviations stand where

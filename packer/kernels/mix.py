@@ -183,8 +183,31 @@ def design_effect(tokens, squares, concentration, num_steps):
     by_class = [(int(upper) << 32) + int(lower) for upper, lower in squares]
     evenness = Fraction(sum(part * part for part in parts), whole * whole)  # Σ p_k²
     found = Fraction((int(concentration[0]) << 32) + int(concentration[1]), whole << 32) - evenness
-    # Σ_k mean_i(w_i² (1[c_i = k] − p_k)²) / (n · mean_i(w_i)²), n = N / T
-    crossed = Fraction(sum(part * square for part, square in zip(parts, by_class, strict=True)), whole)
-    expected = (sum(by_class) * (1 + evenness) - 2 * crossed) * num_steps / (whole * whole)
     # each quotient is rounded down: steps of one mix would come out a hair below nothing
+    expected = _random_spread(parts, by_class, num_steps)
     return float(max(found, Fraction(0)) / expected * num_steps / (num_steps - 1))
+
+
+def random_spread(lengths, counts, bounds, num_steps):
+    """Return Σ_k (p_tk − p_k)², as it would be on average, if the steps were of random samples.
+
+    Args:
+        lengths: (L,) int64, distinct and rising.
+        counts: (L,) int64, samples of each.
+        bounds: (K,) int64, the longest length of each class.
+        num_steps: over which the samples are spread.
+    """
+    classes = np.searchsorted(bounds, lengths)
+    parts, by_class = [0] * len(bounds), [0] * len(bounds)
+    for number, length, count in zip(classes.tolist(), lengths.tolist(), counts.tolist(), strict=True):
+        parts[number] += length * count
+        by_class[number] += length * length * count
+    return float(_random_spread(parts, by_class, num_steps)) if any(parts) else 0.0
+
+
+def _random_spread(tokens, squares, num_steps):
+    """Return Σ_k mean_i(w_i² (1[c_i = k] − p_k)²) / (n · mean_i(w_i)²), where n = N / num_steps."""
+    whole = sum(tokens)
+    evenness = Fraction(sum(part * part for part in tokens), whole * whole)
+    crossed = Fraction(sum(part * square for part, square in zip(tokens, squares, strict=True)), whole)
+    return (sum(squares) * (1 + evenness) - 2 * crossed) * num_steps / (whole * whole)
