@@ -14,6 +14,7 @@ NUM_CLASSES = 16
 
 _LOW_32 = np.uint64(0xFFFFFFFF)
 _EXACT = np.uint64(1 << 31)
+_TABLE_SIZE = 4096
 
 
 def length_classes(lengths, counts, num_classes=NUM_CLASSES):
@@ -39,16 +40,28 @@ def length_classes(lengths, counts, num_classes=NUM_CLASSES):
 
 
 @inline
-def _class_of(bounds, seqlen):
-    """Return the first class whose longest length is ``seqlen`` or more; the last one beyond."""
-    low, high = np.int64(0), np.int64(len(bounds) - 1)
-    while low < high:
-        middle = (low + high) >> 1
-        if bounds[at(middle)] < seqlen:
-            low = middle + 1
-        else:
-            high = middle
-    return low
+def _first_classes(bounds):
+    """Return a table from length >> shift to the first class that may hold the length, and the shift."""
+    shift = 0
+    while bounds[len(bounds) - 1] >> shift >= _TABLE_SIZE:
+        shift += 1
+    table = np.empty((bounds[len(bounds) - 1] >> shift) + 1, np.int64)
+    number = 0
+    for entry in range(len(table)):
+        while bounds[number] < entry << shift:
+            number += 1
+        table[entry] = number
+    return table, shift
+
+
+@inline
+def _class_of(seqlen, bounds, table, shift):
+    """Return the class of a length; the last one for what is longer than all."""
+    seqlen = min(seqlen, bounds[at(len(bounds) - 1)])
+    number = table[at(seqlen >> shift)]
+    while bounds[at(number)] < seqlen:
+        number += 1
+    return number
 
 
 @jit
@@ -69,37 +82,43 @@ def tokens_by_class(seqlens, sources, bounds, starts, sizes, first, last, out):
         out: (last − first, L · S) int64, filled.
     """
     num_sources = out.shape[1] // len(bounds)
+    table, shift = _first_classes(bounds)
     for microbatch in range(first, last):
         row = out[microbatch - first]
         row[:] = 0
-        _add_tokens(seqlens, sources, bounds, starts[microbatch], sizes[microbatch], num_sources, row)
-
-
-@inline
-def _add_tokens(seqlens, sources, bounds, start, size, num_sources, row):
-    below, above, column = np.int64(0), np.int64(-1), np.int64(0)
-    for position in range(start, start + size):
-        seqlen = np.int64(seqlens[at(position)])
-        if seqlen <= below or seqlen > above:  # neighbours are often of one class
-            number = _class_of(bounds, seqlen)
-            column = number * num_sources
-            below = bounds[at(number - 1)] if number > 0 else np.int64(-1)
-            above = bounds[at(number)]
-        if len(sources) > 0:
-            row[at(column + sources[at(position)])] += seqlen
-        else:
+        for position in range(starts[microbatch], starts[microbatch] + sizes[microbatch]):
+            seqlen = np.int64(seqlens[at(position)])
+            column = _class_of(seqlen, bounds, table, shift) * num_sources
+            if len(sources) > 0:
+                column += np.int64(sources[at(position)])
             row[at(column)] += seqlen
 
 
 @inline
-def _share_squared(part, whole):
-    """Return part² / whole, rounded down: its integer, and 32 bits behind the point; part ≤ whole < 2^62."""
+def _add_concentration(row, concentration):
+    """Add Σ_k row_k² / Σ_k row_k, rounded down to 2^-32, to an integer and the 32 bits behind the point."""
+    whole = np.uint64(row.sum())
+    if whole == 0:
+        return
+    fraction = concentration[1]
     if whole < _EXACT:
-        square = part * part
-        rest = square % whole
-        return square // whole, (rest << np.uint64(32)) // whole
-    quotient, rest = np.uint64(0), np.uint64(0)
-    for bit in range(61, -33, -1):  # long division, the bits of part before the point
+        squares = np.uint64((row * row).sum())  # at most whole²
+        concentration[0] += squares // whole
+        fraction += (squares % whole << np.uint64(32)) // whole
+    else:
+        for part in row:
+            quotient, rest = _square_over(np.uint64(part), whole)
+            concentration[0] += quotient
+            fraction += rest
+    concentration[0] += fraction >> np.uint64(32)
+    concentration[1] = fraction & _LOW_32
+
+
+@inline
+def _square_over(part, whole):
+    """Return ⌊part² / whole⌋, and the 32 bits behind the point, by long division; part ≤ whole < 2^62."""
+    number, quotient, rest = np.uint64(0), np.uint64(0), np.uint64(0)
+    for bit in range(61, -33, -1):
         quotient, rest = quotient << np.uint64(1), rest << np.uint64(1)
         if bit >= 0 and (part >> np.uint64(bit)) & np.uint64(1):
             rest += part
@@ -133,35 +152,27 @@ def sum_steps(
     """
     num_classes = len(tokens)
     num_sources = num_classes // len(bounds)
+    table, shift = _first_classes(bounds)
     row = np.empty(num_classes, np.int64)
+    upper, lower = np.zeros(num_classes, np.uint64), np.zeros(num_classes, np.uint64)
     for step in range(first, last):
         row[:] = 0
         for index in range(step * step_size, (step + 1) * step_size):
             if len(is_filler) > 0 and is_filler[index]:
                 continue
-            start, stop = offsets[index], offsets[index + 1]
-            _add_tokens(seqlens, sources, bounds, start, stop - start, num_sources, row)
-            _add_squares(seqlens, sources, bounds, start, stop, num_sources, squares)
-        whole = np.uint64(row.sum())
-        for number in range(num_classes):
-            tokens[number] += row[number]
-            if row[number] > 0:
-                quotient, fraction = _share_squared(np.uint64(row[number]), whole)
-                fraction += concentration[1]
-                concentration[0] += quotient + (fraction >> np.uint64(32))
-                concentration[1] = fraction & _LOW_32
-
-
-@inline
-def _add_squares(seqlens, sources, bounds, start, stop, num_sources, squares):
-    for position in range(start, stop):
-        seqlen = np.int64(seqlens[at(position)])
-        column = _class_of(bounds, seqlen) * num_sources
-        if len(sources) > 0:
-            column += np.int64(sources[at(position)])
-        square = np.uint64(seqlen * seqlen)
-        squares[at(column), 0] += square >> np.uint64(32)
-        squares[at(column), 1] += square & _LOW_32
+            for position in range(offsets[index], offsets[index + 1]):
+                seqlen = np.int64(seqlens[at(position)])
+                column = _class_of(seqlen, bounds, table, shift) * num_sources
+                if len(sources) > 0:
+                    column += np.int64(sources[at(position)])
+                row[at(column)] += seqlen
+                square = np.uint64(seqlen * seqlen)
+                upper[at(column)] += square >> np.uint64(32)
+                lower[at(column)] += square & _LOW_32
+        tokens += row
+        _add_concentration(row, concentration)
+    squares[:, 0] += upper
+    squares[:, 1] += lower
 
 
 def design_effect(tokens, squares, concentration, num_steps):

@@ -1,5 +1,7 @@
 """Classes of lengths, what micro-batches hold of them, and the design effect of steps."""
 
+from fractions import Fraction
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -115,11 +117,13 @@ def test_design_effect_equals_its_definition(step_size, num_steps, data):
     assert found == (None if expected is None else pytest.approx(expected, rel=1e-6, abs=1e-6))
 
 
-@given(st.integers(0, 2**62 - 1), st.integers(1, 2**62 - 1))
-def test_the_square_of_a_share_is_exact_to_32_bits(part, whole):
-    part = min(part, whole)
-    number, fraction = kernels._share_squared(np.uint64(part), np.uint64(whole))
-    assert (int(number) << 32) + int(fraction) == part * part * 2**32 // whole
+@given(st.lists(st.integers(0, 2**20) | st.integers(0, 2**57), max_size=20))
+def test_concentration_is_exact_to_32_bits(row):
+    found = np.array([7, 2**32 - 1], np.uint64)
+    kernels._add_concentration(np.array(row, np.int64), found)
+    added = (int(found[0]) << 32) + int(found[1]) - (8 * 2**32 - 1)
+    exact = Fraction(sum(part * part for part in row) * 2**32, sum(row) or 1)
+    assert 0 <= exact - added < max(1, len(row))
 
 
 def test_sources_and_joint_classes_have_a_design_effect():
