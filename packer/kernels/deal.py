@@ -10,7 +10,7 @@ import numpy as np
 from packer.kernels._jit import at, inline, jit
 from packer.kernels.rng import below, shuffle, subkey
 
-SWEEPS = 8
+SWEEPS = 6
 """Partners that every micro-batch tries; four take most of what there is to gain."""
 
 MIN_STEPS = 64
@@ -146,30 +146,30 @@ def _exchange(hist, strata, step_size, shares, key):
     lanes = deviations.shape[1]
     sums = np.zeros((num_steps, lanes), np.int32)
     held = np.arange(len(strata))  # whose deviations stand where
-    for place in range(len(strata)):
-        for lane in range(lanes):
-            sums[at(place % num_steps), at(lane)] += deviations[at(place), at(lane)]
+    for begin in range(0, len(strata), num_steps):
+        for step in range(num_steps):
+            for lane in range(lanes):
+                sums[at(step), at(lane)] += deviations[at(begin + step), at(lane)]
     draws = np.int64(0)
     for _ in range(SWEEPS):
-        for place in range(len(strata)):
-            here = place % num_steps
-            there = below(key, draws, num_steps)
-            draws += 1
-            other = place - here + there
-            if here == there:
-                continue
-            mine, theirs = held[at(place)], held[at(other)]
-            change = np.int64(0)
-            for lane in range(lanes):
-                moved = np.int32(deviations[at(theirs), at(lane)] - deviations[at(mine), at(lane)])
-                apart = np.int32(sums[at(here), at(lane)] - sums[at(there), at(lane)] + moved)
-                change += np.int64(moved) * np.int64(apart)
-            if change < 0:
-                held[at(place)], held[at(other)] = theirs, mine
+        for begin in range(0, len(strata), num_steps):
+            for here in range(num_steps):
+                there = below(key, draws, num_steps)
+                draws += 1
+                if here == there:
+                    continue
+                mine, theirs = held[at(begin + here)], held[at(begin + there)]
+                change = np.int64(0)
                 for lane in range(lanes):
                     moved = np.int32(deviations[at(theirs), at(lane)] - deviations[at(mine), at(lane)])
-                    sums[at(here), at(lane)] += moved
-                    sums[at(there), at(lane)] -= moved
+                    apart = np.int32(sums[at(here), at(lane)] - sums[at(there), at(lane)] + moved)
+                    change += np.int64(moved) * np.int64(apart)
+                if change < 0:
+                    held[at(begin + here)], held[at(begin + there)] = theirs, mine
+                    for lane in range(lanes):
+                        moved = np.int32(deviations[at(theirs), at(lane)] - deviations[at(mine), at(lane)])
+                        sums[at(here), at(lane)] += moved
+                        sums[at(there), at(lane)] -= moved
     before = strata.copy()
     for place in range(len(strata)):
         strata[at(place)] = before[at(held[at(place)])]
