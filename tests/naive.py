@@ -1,6 +1,7 @@
 """Naive twins: the slow and obvious way to what the package does fast."""
 
 import struct
+from fractions import Fraction
 from itertools import chain, combinations
 from pathlib import Path
 
@@ -134,6 +135,101 @@ def buckets(values, num_buckets, key):
     for value in values:
         out[draw(key, value) >> shift].append(value)
     return out
+
+
+# The mix of steps.
+
+
+def length_classes(lengths, num_classes=16):
+    """Return the class of each length, ⌊16 · (tokens of shorter ones + half its own) / all⌋, without gaps."""
+    tokens = {length: length * lengths.count(length) for length in sorted(set(lengths))}
+    classes, shorter = {}, 0
+    for length, own in tokens.items():
+        whole = sum(tokens.values()) or 1
+        classes[length] = int(num_classes * (shorter + Fraction(own, 2)) / whole)
+        shorter += own
+    used = sorted(set(classes.values()))
+    return {length: used.index(number) for length, number in classes.items()}
+
+
+def tokens_by_class(samples, num_classes):
+    """Return the tokens of each class among (class, tokens) pairs."""
+    return [sum(tokens for number, tokens in samples if number == k) for k in range(num_classes)]
+
+
+def design_effect(steps):
+    """Return the design effect of steps, lists of (class, tokens); as it is defined, in fractions."""
+    samples = flat(steps)
+    classes = sorted({number for number, tokens in samples if tokens})
+    if len(classes) < 2 or len(steps) < 2:
+        return None
+    whole = sum(tokens for _, tokens in samples)
+    mean_samples = Fraction(len(samples), len(steps))
+    found = expected = Fraction(0)
+    for k in classes:
+        share = Fraction(sum(tokens for number, tokens in samples if number == k), whole)
+        for step in steps:
+            weight = sum(tokens for _, tokens in step)
+            if weight:
+                inside = Fraction(sum(tokens for number, tokens in step if number == k), weight)
+                found += weight * (inside - share) ** 2 / whole
+        spread = sum(tokens**2 * ((number == k) - share) ** 2 for number, tokens in samples)
+        expected += spread / len(samples) / (mean_samples * Fraction(whole, len(samples)) ** 2)
+    return float(found / expected * Fraction(len(steps), len(steps) - 1))
+
+
+def deal(hist, step_size, targets, key, sweeps):
+    """Return the micro-batches of one window, step by step: strata, an exchange inside them, shuffles."""
+    num_steps = len(hist) // step_size
+    count = num_steps * step_size
+
+    def mean_class(m):
+        return sum(64 * k * tokens for k, tokens in enumerate(hist[m])) // max(1, sum(hist[m]))
+
+    ascending = sorted(range(count), key=mean_class)
+    strata = [
+        shuffle(ascending[e * num_steps : (e + 1) * num_steps], subkey(key, e)) for e in range(step_size)
+    ]
+    if step_size > 1 and num_steps > 1:
+        _exchange(hist[:count], strata, targets, subkey(key, step_size), sweeps)
+    out = []
+    for place, step in enumerate(shuffle(range(num_steps), subkey(key, step_size + 1))):
+        out += shuffle([stratum[step] for stratum in strata], subkey(key, step_size + 2 + place))
+    return out + list(range(count, len(hist)))
+
+
+def deviations(hist, targets, step_size):
+    """Return h − w·p of each micro-batch and class, and each w, in a power of two of 2^-20 tokens."""
+    shift = max(0, sum(targets).bit_length() - 40)
+    shares = [(target >> shift << 20) // max(1, sum(targets) >> shift) for target in targets]
+    most, unit = max(1, *map(sum, hist)) << 20, 0
+    while most >> unit > min(2**15, 2**26 // step_size):
+        unit += 1
+    half = 1 << unit >> 1
+    moved = [
+        [((h << 20) - sum(row) * share + half) >> unit for h, share in zip(row, shares, strict=True)]
+        for row in hist
+    ]
+    return moved, [sum(row) << 20 >> unit for row in hist]
+
+
+def _exchange(hist, strata, targets, key, sweeps):
+    """Exchange wherever the squares of the two steps' deviations then sum up to less."""
+    moved, _ = deviations(hist, targets, len(strata))
+    draws = 0
+    for _ in range(sweeps):
+        for stratum in strata:
+            for here in range(len(stratum)):
+                there = below(key, draws, len(stratum))
+                draws += 1
+                before = _squares(moved, strata, here) + _squares(moved, strata, there)
+                stratum[here], stratum[there] = stratum[there], stratum[here]
+                if _squares(moved, strata, here) + _squares(moved, strata, there) >= before:
+                    stratum[here], stratum[there] = stratum[there], stratum[here]
+
+
+def _squares(moved, strata, step):
+    return sum(sum(column) ** 2 for column in zip(*(moved[stratum[step]] for stratum in strata), strict=True))
 
 
 # Packings. Micro-batches are lists of positions.
@@ -392,3 +488,73 @@ def difficulty(step, schedule):
         value += 1
     value -= value % multiple
     return min(max(value, -(-least // multiple) * multiple), most)
+
+
+def even_out_steps(order, hist, costs, step_size, dp_size, targets, spread, key, near, sweeps):
+    """Return the whole steps of one window after exchanges that make slots cost less and keep the mix."""
+    num_places = len(order)
+    if num_places <= step_size:
+        return order
+    moved, tokens = deviations([hist[m] for m in order], targets, step_size)
+    costs = [costs[m] for m in order]
+    members = [list(range(start, start + step_size)) for start in range(0, num_places, step_size)]
+
+    def spent(step):
+        return sum(sorted(costs[m] for m in members[step])[dp_size - 1 :: dp_size])
+
+    def squares(step):
+        return sum(sum(column) ** 2 for column in zip(*(moved[m] for m in members[step]), strict=True))
+
+    def mean_class(m):
+        return sum(64 * k * h for k, h in enumerate(hist[order[m]])) // max(1, sum(hist[order[m]]))
+
+    ascending = sorted(range(num_places), key=mean_class)
+    draws = -1
+    for _ in range(sweeps):
+        for rank, mine in enumerate(ascending):
+            draws += 1
+            other = rank + 1 + below(key, draws, near)
+            if other >= num_places:
+                continue
+            theirs = ascending[other]
+            here, there = (next(t for t, step in enumerate(members) if m in step) for m in (mine, theirs))
+            if here == there:
+                continue
+            before = spent(here) + spent(there), squares(here), squares(there)
+            mine_at, theirs_at = members[here].index(mine), members[there].index(theirs)
+            members[here][mine_at], members[there][theirs_at] = theirs, mine
+            may = spent(here) + spent(there) < before[0] and all(
+                squares(step) <= max(was, spread * float(sum(tokens[m] for m in members[step]) ** 2))
+                for step, was in zip((here, there), before[1:], strict=True)
+            )
+            if not may:
+                members[here][mine_at], members[there][theirs_at] = mine, theirs
+    return [order[m] for m in flat(members)]
+
+
+def even_out_slots(costs, dp_size, key):
+    """Return the micro-batches of a step in slots of like cost, the dearest to the idlest rank."""
+    num_slots = len(costs) // dp_size
+    slots = shuffle(range(num_slots), subkey(key, 0))
+    names = shuffle(range(dp_size), subkey(key, 1))
+    dearest = sorted(range(len(costs)), key=lambda m: (costs[m], m), reverse=True)
+    out, loads = [None] * len(costs), [0] * dp_size
+    for slot in slots:
+        ranks = sorted(range(dp_size), key=lambda rank: (loads[rank], rank))
+        for rank in ranks:
+            microbatch = dearest.pop(0)
+            out[slot * dp_size + names[rank]] = microbatch
+            loads[rank] += costs[microbatch]
+    return out
+
+
+def time_lost(costs, step_size, dp_size):
+    """Return Σ slowest · D / Σ cost − 1 of slots and of steps."""
+    slots = [costs[start : start + dp_size] for start in range(0, len(costs), dp_size)]
+    per_step = step_size // dp_size
+    steps = [slots[start : start + per_step] for start in range(0, len(slots), per_step)]
+    if not sum(costs):
+        return 0, 0
+    by_slots = sum(map(max, slots)) * dp_size / sum(costs) - 1
+    by_steps = sum(max(map(sum, zip(*step, strict=True))) for step in steps) * dp_size / sum(costs) - 1
+    return by_slots, by_steps
