@@ -458,25 +458,6 @@ def shapes_cost(lengths, num_shapes, multiple):
     )
 
 
-def balance(costs, num_columns, key, loads):
-    """Return the micro-batches slot by slot, and move ``loads``.
-
-    Sort, cut into columns, shuffle these; the dearest of a column goes to the rank that has worked least.
-    """
-    dp_size = len(loads)
-    ascending = sorted(range(len(costs)), key=lambda m: (costs[m], m))
-    out = []
-    for column in shuffle(range(num_columns), key):
-        members = ascending[column * dp_size : (column + 1) * dp_size][::-1]
-        ranks = sorted(range(dp_size), key=lambda rank: (loads[rank], rank))
-        slot = [None] * dp_size
-        for rank, microbatch in zip(ranks, members, strict=True):
-            slot[rank] = microbatch
-            loads[rank] += costs[microbatch]
-        out += slot
-    return out
-
-
 def difficulty(step, schedule):
     """Return min + (max − min)·(step / total)^(1 / degree) in multiples, DeepSpeed's difficulty at a step."""
     least, most = schedule["min_difficulty"], schedule["max_difficulty"]

@@ -1,4 +1,4 @@
-"""Even costs over the data-parallel ranks: what each micro-batch holds, and columns of equal cost."""
+"""Even costs over the data-parallel ranks: what each micro-batch costs, and slots of like cost."""
 
 import numpy as np
 
@@ -45,54 +45,6 @@ def measure(
         rooms[microbatch] = room
         costs[microbatch] = cost
         tokens[microbatch] = total  # last: it may be the array of the two before
-
-
-@jit
-def balance(costs, rows, edges, dp_size, keys, loads):
-    """Rearrange rows so that the micro-batches that run at the same time cost about the same.
-
-    Within each stretch of rows the micro-batches are sorted by cost and cut into columns of ``dp_size``; the
-    columns are shuffled; in a column the dearest goes to the rank that has worked least so far.
-
-    Args:
-        costs: int64 per micro-batch.
-        rows: (R,) int64, the micro-batch of each row; rearranged in place.
-        edges: (W + 1,) int64, stretch w is ``rows[edges[w]:edges[w + 1]]``, whole columns.
-        dp_size: ranks.
-        keys: (W,) uint64, the key of each stretch's shuffle.
-        loads: (dp_size,) int64, the sum of costs of each rank so far; moved.
-    """
-    for window in range(len(edges) - 1):
-        start, stop = edges[window], edges[window + 1]
-        inside = rows[start:stop].copy()
-        ascending = np.argsort(costs[inside], kind="mergesort")
-        columns = np.arange((stop - start) // dp_size)
-        shuffle(columns, 0, len(columns), keys[window])
-        for slot in range(len(columns)):
-            ranks = np.argsort(loads, kind="mergesort")
-            for place in range(dp_size):
-                dearest = columns[slot] * dp_size + dp_size - 1 - place
-                microbatch = inside[ascending[dearest]]
-                rows[start + slot * dp_size + ranks[place]] = microbatch
-                loads[ranks[place]] += costs[microbatch]
-
-
-@inline
-def _slot_imbalance(costs, rows, start, dp_size):
-    most, total = np.int64(0), np.int64(0)
-    for row in range(start, start + dp_size):
-        most = max(most, costs[rows[row]])
-        total += costs[rows[row]]
-    return most * dp_size / total - 1.0 if total > 0 else 0.0
-
-
-@jit
-def imbalance(costs, rows, dp_size):
-    """Return max / mean − 1 of the costs over the ranks of a slot, averaged over the slots."""
-    total = 0.0
-    for start in range(0, len(rows), dp_size):
-        total += _slot_imbalance(costs, rows, start, dp_size)
-    return total * dp_size / len(rows) if len(rows) > 0 else 0.0
 
 
 @jit
@@ -271,34 +223,3 @@ def even_out_slots(costs, step_size, dp_size, first, last, key, order):
                 microbatch = inside[ascending[step_size - 1 - slot * dp_size - place]]
                 rows[slots[slot] * dp_size + names[ranks[place]]] = microbatch
                 loads[ranks[place]] += costs[microbatch]
-
-
-@jit
-def time_lost(costs, step_size, dp_size):
-    """Return how much longer the ranks take than if each slot's, or each step's, cost were spread evenly.
-
-    Args:
-        costs: (R,) int64, row = (step·A + accum)·D + dp_rank; of whole steps.
-        step_size: E, rows of a step.
-        dp_size: D.
-
-    Returns:
-        Where ranks wait for each other in every slot, as FSDP's do: Σ slot maxima · D / Σ cost − 1; and where
-        they wait once a step, as DDP's without synchronisation in between: the same with sums over a step.
-    """
-    total, by_slots, by_steps = 0.0, 0.0, 0.0
-    loads = np.empty(dp_size, np.float64)
-    for start in range(0, len(costs), step_size):
-        loads[:] = 0.0
-        for slot in range(start, start + step_size, dp_size):
-            most = np.int64(0)
-            for rank in range(dp_size):
-                cost = costs[at(slot + rank)]
-                most = max(most, cost)
-                loads[rank] += cost
-            by_slots += most
-        by_steps += loads.max()
-        total += loads.sum()
-    if total == 0.0:
-        return 0.0, 0.0
-    return by_slots * dp_size / total - 1.0, by_steps * dp_size / total - 1.0

@@ -13,7 +13,8 @@ from packer.plan.epoch import DROP_REASONS
 from packer.planner import PlanConfig, make_plan
 from packer.planner.choose.limits import limits_for
 from packer.planner.choose.pieces import Pieces
-from packer.planner.compose.draft import lay_out
+from packer.planner.compose.composition import compose
+from packer.planner.compose.mix import Mix
 from packer.planner.packing.pack import pack
 
 
@@ -136,11 +137,11 @@ def test_ids_beyond_32_bits():
     for options in ({}, {"layout": "packed"}, {"packing": "next-fit"}):
         config = PlanConfig(max_tokens=20, dp_size=2, **options)
         packed = pack(pieces.lengths, pieces.owners, limits_for(config), config, np.uint64(1))
-        draft = lay_out(packed, pieces, config, 0, None)
-        planned = pieces.sample_ids(draft.pieces)
-        assert planned.dtype == draft.dropped.sample_ids.dtype == np.int64
-        assert sorted([*planned.tolist(), *draft.dropped.sample_ids.tolist()]) == ids.tolist()
-        assert {DROP_REASONS[code] for code in draft.dropped.reasons} == {"remainder"}
+        composed = compose(packed, pieces, Mix.of(pieces.seqlens), config, 0, None)
+        planned = pieces.sample_ids(composed.pieces)
+        assert planned.dtype == composed.dropped.sample_ids.dtype == np.int64
+        assert sorted([*planned.tolist(), *composed.dropped.sample_ids.tolist()]) == ids.tolist()
+        assert {DROP_REASONS[code] for code in composed.dropped.reasons} == {"remainder"}
 
 
 def test_kernels_count_beyond_32_bits():
