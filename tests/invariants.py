@@ -8,6 +8,7 @@ import hashlib
 import json
 import math
 from collections import Counter, defaultdict
+from fractions import Fraction
 from itertools import pairwise
 from pathlib import Path
 
@@ -47,7 +48,7 @@ def check(folder, seqlens=None, loss_tokens=None):
     folder = Path(folder)
     header = json.loads((folder / "plan.json").read_text())
     assert header["format"] == "packer-plan"
-    assert header["version"] == 1
+    assert header["version"] == 2
     check_files(folder, header)
     config = header["config"]
     dropped, _ = read(folder / "dropped.arrow")
@@ -82,6 +83,8 @@ def check(folder, seqlens=None, loss_tokens=None):
         check_coverage(rows, mine, header, seqlens)
         check_drops(mine, config)
         check_counts(rows, [row for row in mine if row["epoch"] == epoch], header["epochs"][epoch])
+        check_mix(steps, by_step, header["epochs"][epoch])
+        check_imbalance(by_step, config, header["epochs"][epoch])
     if config.get("num_shapes") is not None:
         assert len({padded for _, padded in shapes}) <= config["num_shapes"]
     if header["shapes"] is None:
@@ -283,6 +286,52 @@ def check_counts(rows, dropped, counts):
         }
         for reason in reasons
     }
+
+
+def check_mix(steps, by_step, counts):
+    lengths = [
+        [length for row in by_step[at] if not row["is_filler"] for length in row["seqlens"]]
+        for at in range(len(steps))
+    ]
+    expected, stated = design_effect(lengths), counts["design_effect"]
+    assert set(stated) == {"seqlen", "source"}
+    assert (stated["seqlen"] is None) == (expected is None), "design effect"
+    assert expected is None or math.isclose(stated["seqlen"], expected, rel_tol=1e-6, abs_tol=1e-6)
+
+
+def design_effect(steps):
+    """Return the design effect of steps, lists of lengths; as it is defined, in fractions."""
+    everyone = sorted(length for step in steps for length in step)
+    whole, class_of, below = sum(everyone), {}, 0
+    for length, count in sorted(Counter(everyone).items()):
+        class_of[length] = 16 * (2 * below + length * count) // (2 * whole)
+        below += length * count
+    classes = set(class_of.values())
+    if len(classes) < 2 or len(steps) < 2:
+        return None
+    found = expected = Fraction(0)
+    for k in classes:
+        share = Fraction(sum(n for n in everyone if class_of[n] == k), whole)
+        for step in steps:
+            inside = sum(n for n in step if class_of[n] == k)
+            found += sum(step) * (Fraction(inside, sum(step)) - share) ** 2 / whole
+        expected += sum(n * n * ((class_of[n] == k) - share) ** 2 for n in everyone)
+    expected *= Fraction(len(steps), whole * whole)  # mean(w² …) / (n · mean(w)²), n = N / T
+    return float(found / expected * Fraction(len(steps), len(steps) - 1))
+
+
+def check_imbalance(by_step, config, counts):
+    ranks = range(config["dp_size"])
+    slots, of_ranks = defaultdict(list), defaultdict(int)
+    for step, rows in by_step.items():
+        for row in rows:
+            slots[step, row["accum"]].append(row["cost"])
+            of_ranks[step, row["dp_rank"]] += row["cost"]
+    mean = sum(map(sum, slots.values())) / len(ranks) or 1.0
+    by_slots = sum(map(max, slots.values()))
+    by_steps = sum(max(of_ranks[step, rank] for rank in ranks) for step in by_step)
+    assert math.isclose(counts["rank_imbalance"], max(by_slots / mean - 1, 0), abs_tol=1e-9)
+    assert math.isclose(counts["rank_imbalance_by_step"], max(by_steps / mean - 1, 0), abs_tol=1e-9)
 
 
 def check_learning_rates(steps, config, header):

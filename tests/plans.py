@@ -10,6 +10,7 @@ import pyarrow as pa
 
 from packer.plan import DROP_REASONS, DroppedSamples, Plan, PlanFacts, PlannedEpoch, plan_in_memory
 from packer.plan.digest import HEADER_HASH, batch_digest, content_hash, header_hash
+from tests import invariants
 
 
 @dataclass(kw_only=True)
@@ -98,6 +99,12 @@ def epoch(
         step_max_seqlen=np.array([max(n for r in s for n in r.seqlens) for s in steps], np.int32),
         lr_scales=np.array(lr_scales or [1.0] * len(steps), np.float64),
         dropped=dropped or drops(),
+        design_effect={
+            "seqlen": invariants.design_effect(
+                [[n for row in step for n in row.seqlens] for step in counted]
+            ),
+            "source": None,
+        },
         padded_seqlens_by_metric={
             metric: np.array([row.padded_seqlens[metric] for row in rows], np.int32) for metric in metrics
         },

@@ -1,4 +1,4 @@
-"""``plan.json``: read it, and refuse what is not a plan of this version, by name."""
+"""``plan.json``: read it, and refuse what is not a plan of a version that is read, by name."""
 
 import json
 from pathlib import Path
@@ -43,9 +43,10 @@ def _check_header(header: Any, path: str) -> None:
     if not isinstance(header, dict) or header.get("format") != schema.FORMAT:
         raise PlanError(f'{path} does not say format "{schema.FORMAT}", so it is no plan of ours')
     version = header.get("version")
-    if version != schema.VERSION or isinstance(version, bool):
+    if version not in schema.READABLE_VERSIONS or isinstance(version, bool):
+        readable = " and ".join(map(str, schema.READABLE_VERSIONS))
         raise PlanError(
-            f"{path} has format version {version!r}, this packer reads version {schema.VERSION}; "
+            f"{path} has format version {version!r}, this packer reads versions {readable}; "
             "plan again, or install the packer that wrote it"
         )
     try:

@@ -30,6 +30,9 @@ def _problems(header: Mapping[str, Any]) -> Iterator[str]:
         yield f"num_epochs is {header['num_epochs']}, epochs has {len(header['epochs'])} entries"
     for number, counts in enumerate(header["epochs"]):
         yield from _misfits(counts, _EPOCH, f"epochs[{number}].")
+        if header["version"] >= 2:
+            yield from _misfits(counts, _EPOCH_OF_VERSION_2, f"epochs[{number}].")
+            yield from _misfits(counts["design_effect"], _DESIGN_EFFECT, f"epochs[{number}].design_effect.")
         yield from _misfits(counts["figures"], _FIGURES, f"epochs[{number}].figures.", may_miss=True)
         for raised in counts["figures"].get("curriculum_raises", []):
             yield from _misfits(raised, _RAISE, f"epochs[{number}].figures.curriculum_raises.")
@@ -181,6 +184,14 @@ _EPOCH: dict[str, Fits] = {
     "rank_imbalance": _is_number,
     "dropped": _is_a(dict),
     "figures": _is_a(dict),
+}
+_EPOCH_OF_VERSION_2: dict[str, Fits] = {
+    "design_effect": _is_a(dict),
+    "rank_imbalance_by_step": _is_number,
+}
+_DESIGN_EFFECT: dict[str, Fits] = {
+    "seqlen": _maybe(lambda value: _is_number(value) and value >= 0),
+    "source": _maybe(lambda value: _is_number(value) and value >= 0),
 }
 _FIGURES: dict[str, Fits] = {
     "lower_bound": _is_count,

@@ -9,7 +9,9 @@ from numpy.typing import NDArray
 from packer.plan.epoch import DROP_REASONS
 
 FORMAT = "packer-plan"
-VERSION = 1
+VERSION = 2
+"""What is written. Since 2 an epoch states the design effect of its steps, and both rank imbalances."""
+READABLE_VERSIONS = (1, 2)
 
 HEADER_FILE = "plan.json"
 DROPPED_FILE = "dropped.arrow"

@@ -15,6 +15,7 @@ from packer.plan.digest import content_hash
 from packer.plan.reader import Plan, load_plan
 from packer.plan.verify_copies import check_copies
 from packer.plan.verify_curriculum import check_curriculum
+from packer.plan.verify_figures import check_figures
 from packer.plan.verify_rows import RowRules
 from packer.plan.verify_samples import check_samples
 from packer.plan.verify_steps import StepRules
@@ -49,7 +50,8 @@ def verify_plan(
 ) -> Verified:
     """Check the hashes and every invariant of a plan.
 
-    Memory: one byte per sample of the source, 40 per step of an epoch, and a few record batches; where
+    Memory: one byte per sample of the source, 8 per micro-batch and 40 per step of an epoch, the distinct
+    lengths, and a few record batches; where
     samples are cut, some hundred megabytes more; where a curriculum is checked, up to 64 bytes per sample.
 
     Args:
@@ -88,6 +90,7 @@ def verify_plan(
         steps.check()
         check_samples(plan, number, seqlens)
         check_copies(plan, number)
+        check_figures(plan, number)
     rows.check_shapes()
     steps.check_learning_rates()
     if metrics is not None and seqlens is not None and with_curriculum:

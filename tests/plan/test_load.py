@@ -41,10 +41,13 @@ def test_what_is_no_plan_is_refused(tmp_path):
         ("[" * 100_000, "is not JSON"),
         ("[]", 'does not say format "packer-plan"'),
         ('{"format": "packer-metrics"}', 'does not say format "packer-plan"'),
-        ('{"format": "packer-plan"}', "has format version None, this packer reads version 1"),
-        ('{"format": "packer-plan", "version": 2}', "has format version 2, this packer reads version 1"),
+        ('{"format": "packer-plan"}', "has format version None, this packer reads versions 1 and 2"),
+        (
+            '{"format": "packer-plan", "version": 3}',
+            "has format version 3, this packer reads versions 1 and 2",
+        ),
         ('{"format": "packer-plan", "version": true}', "has format version True"),
-        ('{"format": "packer-plan", "version": 1}', "was changed after it was written"),
+        ('{"format": "packer-plan", "version": 2}', "was changed after it was written"),
     ],
 )
 def test_a_foreign_header_is_refused(tmp_path, text, message):
