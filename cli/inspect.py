@@ -27,8 +27,8 @@ from .terminal import print_rich
 def inspect(plan: Path, step: int | None, epoch: int, as_json: bool, html: Path | None) -> None:
     """Show what a plan does.
 
-    Steps, samples and drops, padding, tokens and samples per step along the epochs, the range of the
-    learning-rate factor, how even the ranks are.
+    Steps, samples and drops, padding, tokens and samples per step along the epochs, how much more the steps
+    differ than random ones, the range of the learning-rate factor, how even the ranks are.
 
     \b
     packer inspect plan
@@ -48,5 +48,12 @@ def inspect(plan: Path, step: int | None, epoch: int, as_json: bool, html: Path 
 
 def _for_machines(plan: Plan, epoch: int, step: int | None) -> dict[str, Any]:
     if step is not None:
-        return {"epoch": epoch, "step": step, "microbatches": list(step_rows(plan, epoch, step))}
+        rows = list(step_rows(plan, epoch, step))
+        counts = plan.header["epochs"][epoch]
+        return {
+            "epoch": epoch,
+            "step": step,
+            "design_effect": counts.get("design_effect"),
+            "microbatches": rows,
+        }
     return {"content_hash": plan.fingerprint, "config": plan.config} | summarize(plan).as_json()

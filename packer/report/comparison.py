@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from packer.plan import Plan
-from packer.report.summary import PlanSummary, summarize
+from packer.report.summary import PlanSummary, ratio, summarize
 from packer.report.text import amount, percent
 from packer.wording import counted
 
@@ -91,11 +91,14 @@ def _effects(left: PlanSummary, right: PlanSummary) -> Iterator[Effect]:
     yield effect(
         "samples per step, median", lambda s: s.samples_per_step and s.samples_per_step.median, _whole
     )
+    yield effect("design effect", lambda s: s.design_effect["seqlen"], ratio)
+    yield effect("design effect of sources", lambda s: s.design_effect["source"], ratio)
     yield effect("LR factor, smallest", lambda s: s.lr_scale and s.lr_scale.min, _factor)
     yield effect("LR factor, largest", lambda s: s.lr_scale and s.lr_scale.max, _factor)
     yield effect("shapes", lambda s: None if s.shapes is None else len(s.shapes), _whole)
     yield effect("packs over the bound", lambda s: s.over_bound, _whole)
     yield effect("rank imbalance", lambda s: s.rank_imbalance, percent)
+    yield effect("rank imbalance by step", lambda s: s.rank_imbalance_by_step, percent)
 
 
 def side_by_side(left: Plan, right: Plan, names: tuple[str, str]) -> RenderableType:

@@ -5,7 +5,9 @@ const { summary, survey } = data;
 const main = document.querySelector("main");
 
 // ---- numbers ----
-const whole = (x) => (Math.round(x) || 0).toLocaleString("en-US");
+// halves to the even number, as the tables' figures are rounded
+const whole = (x) => ((Math.abs(x % 1) === 0.5 ? 2 * Math.round(x / 2) : Math.round(x)) || 0).toLocaleString("en-US");
+const counted = (n, noun) => `${whole(n)} ${noun}${n === 1 ? "" : noun.endsWith("tch") ? "es" : "s"}`;
 const percent = (x) => {
   if (x === 0) return "0%";
   const size = Math.abs(100 * x);
@@ -110,10 +112,14 @@ function tooltip(svg, holder, width, pick) {
 }
 
 // ---- a quantity along the steps ----
-function along(parent, label, series, format, fromZero, least) {
+// `random`: the mean and the spread that random steps would have, as a band of 95% behind the line
+function along(parent, label, series, format, fromZero, least, exact = format, random = null) {
   chart(parent, 168, label, (svg, width, height, holder) => {
     const inset = { left: 52, right: 8, top: 8, bottom: 24 };
     let low = Math.min(...series.low), high = Math.max(...series.high);
+    const expected = random ? [Math.max(random[0] - 1.96 * random[1], 0), random[0] + 1.96 * random[1]] : [];
+    low = Math.min(low, ...expected);
+    high = Math.max(high, ...expected);
     if (fromZero) low = Math.min(low, 0);
     if (high - low < 1e-9 * Math.max(Math.abs(high), 1e-9)) { high += Math.abs(high) * 0.1 || least; low -= fromZero ? 0 : Math.abs(low) * 0.1 || 1; }
     const margin = (high - low) * 0.06;
@@ -125,6 +131,9 @@ function along(parent, label, series, format, fromZero, least) {
     for (const tick of ticks(low, high, 4)) {
       svg.append(draw("line", { class: "grid", x1: inset.left, x2: width - inset.right, y1: y(tick), y2: y(tick) }));
       svg.append(draw("text", { x: inset.left - 8, y: y(tick) + 4, "text-anchor": "end" }, format(tick)));
+    }
+    if (random) {
+      svg.append(draw("rect", { x: inset.left, width: width - inset.left - inset.right, y: y(expected[1]), height: Math.max(y(expected[0]) - y(expected[1]), 1), fill: "var(--padding)", opacity: 0.35 }));
     }
     const path = (values) => values.map((v, i) => `${x(i).toFixed(1)},${y(v).toFixed(1)}`);
     if (count > 1) {
@@ -145,8 +154,8 @@ function along(parent, label, series, format, fromZero, least) {
       const i = Math.round(((at - inset.left) / (width - inset.left - inset.right)) * (count - 1)) || 0;
       if (i < 0 || i >= count) return null;
       const first = Math.floor((i * steps) / count), last = Math.max(Math.floor(((i + 1) * steps) / count) - 1, first);
-      const lines = [first === last ? `step ${whole(first)}` : `steps ${whole(first)} to ${whole(last)}`, `mean ${format(series.mean[i])}`];
-      if (series.low[i] !== series.high[i]) lines.push(`${format(series.low[i])} to ${format(series.high[i])}`);
+      const lines = [first === last ? `step ${whole(first)}` : `steps ${whole(first)} to ${whole(last)}`, `mean ${exact(series.mean[i])}`];
+      if (series.low[i] !== series.high[i]) lines.push(`${exact(series.low[i])} to ${exact(series.high[i])}`);
       return { x: x(i), bottom: height - inset.bottom, lines };
     });
   });
@@ -195,7 +204,7 @@ function lengths(parent) {
     tooltip(svg, holder, width, (at) => {
       const i = planned.findIndex((_, bin) => at < x(edges[bin + 1]));
       if (i < 0 || at < inset.left) return null;
-      const lines = [`${whole(edges[i])} to ${whole(edges[i + 1] - 1)} tokens`, `${whole(planned[i])} planned`];
+      const lines = [`${whole(edges[i])} to ${whole(edges[i + 1] - 1)} tokens`, survey.is_cut ? counted(planned[i], "planned piece") : `${whole(planned[i])} planned`];
       for (const [reason, counts] of Object.entries(dropped)) if (counts[i]) lines.push(`${whole(counts[i])} dropped: ${reason}`);
       return { x: (x(edges[i]) + x(edges[i + 1])) / 2, bottom: height - inset.bottom, lines };
     });
@@ -294,19 +303,20 @@ function render() {
   main.replaceChildren(header);
   const cards = make("div", { class: "cards" });
   const all = summary.source_samples * summary.num_epochs;
-  card(cards, "Steps", whole(summary.num_steps), `${whole(summary.dp_size)} ranks × ${whole(summary.grad_accum)} micro-batches`);
+  card(cards, "Steps", whole(summary.num_steps), `${counted(summary.dp_size, "rank")} × ${counted(summary.grad_accum, "micro-batch")}`);
   card(cards, "Samples planned", all ? percent(summary.planned_samples / all) : "0", `${whole(summary.planned_samples)} of ${whole(all)}`);
   card(cards, "Padding", percent(summary.padding), survey.fixed_size ? `${percent(survey.fixed_size.padding)} in batches of ${whole(survey.fixed_size.num_rows)}` : "");
-  if (summary.tokens_per_step) card(cards, "Tokens per step", amount(summary.tokens_per_step.median), `${short(summary.tokens_per_step.min)} to ${short(summary.tokens_per_step.max)}`);
+  if (summary.tokens_per_step) card(cards, "Tokens per step", amount(summary.tokens_per_step.median), `${amount(summary.tokens_per_step.min)} to ${amount(summary.tokens_per_step.max)}`);
   if (summary.lr_scale) card(cards, "LR factor", summary.lr_scaling === "none" ? "1" : `${factor(summary.lr_scale.min)}–${factor(summary.lr_scale.max)}`, summary.lr_scaling === "none" ? "no scaling" : `${summary.lr_scaling} in ${summary.lr_by}`);
   if (summary.over_bound !== null) card(cards, "Packs over the bound", whole(summary.over_bound), `of at least ${whole(summary.lower_bound)}`);
-  if (summary.dp_size > 1) card(cards, "Rank imbalance", percent(summary.rank_imbalance), summary.rank_imbalance_before === null ? "slowest rank over the mean" : `${percent(summary.rank_imbalance_before)} before balancing`);
+  if (summary.design_effect.seqlen !== null) card(cards, "Design effect", factor(summary.design_effect.seqlen), summary.order_is_given ? "by the order given" : "1: as random steps");
+  if (summary.dp_size > 1) card(cards, "Rank imbalance", percent(summary.rank_imbalance), summary.rank_imbalance_before === null ? "time lost, by cost" : `${percent(summary.rank_imbalance_before)} before balancing`);
   main.append(cards);
   for (const note of summary.notes) main.append(make("p", { class: "note" }, note));
   if (!survey.fixed_size) return tables();
 
   const fixed = survey.fixed_size;
-  const cost = section(main, "What padding costs", `Shuffled batches of ${whole(fixed.num_rows)} ${fixed.num_rows === 1 ? "sample" : "samples"}, the most that need no more memory than this plan's largest micro-batch, would take ${factor(fixed.times_microbatches)} times as many micro-batches and put ${factor(fixed.times_tokens)} times as many tokens through the model.`);
+  const cost = section(main, "What padding costs", `Shuffled batches of ${counted(fixed.num_rows, survey.is_cut ? "piece" : "sample")}, as many as a micro-batch of this plan holds on average, so that a step has the same real tokens, would put ${factor(fixed.times_tokens)} times as many tokens through the model; the largest would take ${factor(fixed.times_largest)} times the room of this plan's.`);
   const real = summary.planned_tokens;
   bars(cost, [
     { name: "this plan", text: `${amount(summary.padded_tokens)} tokens, ${percent(summary.padding)} padding`, parts: [[real, "var(--real)"], [Math.max(summary.padded_tokens - real, 0), "var(--padding)"]] },
@@ -315,21 +325,25 @@ function render() {
   legend(cost, [["var(--real)", "real tokens"], ["var(--padding)", "padding"]]);
 
   pictures(section(main, "Steps, rank by rank", summary.layout === "packed" ? "Each line is one micro-batch: a row of samples end to end; the number is how many." : "Each box is one micro-batch, samples × padded length, its samples sorted by length."));
-  lengths(section(main, "Sequence lengths", "Of all samples, in all epochs."));
+  lengths(section(main, "Sequence lengths", survey.is_cut ? "Of all pieces that samples are cut into, in all epochs." : "Of all samples, in all epochs."));
 
   let pair = make("div", { class: "pair" });
   main.append(pair);
-  along(section(pair, "Tokens per step"), "Tokens per step along the steps", survey.tokens, short, true, 1);
+  along(section(pair, "Tokens per step"), "Tokens per step along the steps", survey.tokens, short, true, 1, amount);
   along(section(pair, "Padding per step"), "Padding per step along the steps", survey.padding, percent, true, 0.01);
   pair = make("div", { class: "pair" });
   main.append(pair);
-  along(section(pair, "Samples per step"), "Samples per step along the steps", survey.samples, short, true, 1);
-  along(section(pair, "Learning-rate factor"), "Learning-rate factor along the steps", survey.lr_scale, factor, false, 1);
+  along(section(pair, "Samples per step"), "Samples per step along the steps", survey.samples, short, true, 1, amount);
+  const mix = section(pair, "Mean length of a step's samples", "A step is worth most where it differs from the others no more than a step of random samples would.");
+  along(mix, "Mean length of each step's samples along the steps", survey.mean_length, short, true, 1, amount, survey.random_length);
+  legend(mix, [["var(--real)", "this plan, mean and range"], ["var(--padding)", "19 of 20 random steps"]]);
+  if (summary.lr_scaling !== "none") along(section(main, "Learning-rate factor"), "Learning-rate factor along the steps", survey.lr_scale, factor, false, 1);
 
   if (summary.dp_size > 1) {
-    const ranks = section(main, "Do the ranks finish together?", "By how much the slowest rank is over the mean of those that work at the same time, averaged; by cost.");
+    const ranks = section(main, "Do the ranks finish together?", "The share of time that is lost where the ranks wait for each other in every slot of micro-batches, by cost.");
     const rows = [{ name: summary.rank_imbalance_before === null ? "this plan" : "after balancing", text: percent(summary.rank_imbalance), parts: [[summary.rank_imbalance, "var(--real)"]] }];
     if (summary.rank_imbalance_before !== null) rows.unshift({ name: "before balancing", text: percent(summary.rank_imbalance_before), parts: [[summary.rank_imbalance_before, "var(--padding)"]] });
+    if (summary.grad_accum > 1 && summary.rank_imbalance_by_step !== null) rows.push({ name: "where they wait once a step", text: percent(summary.rank_imbalance_by_step), parts: [[summary.rank_imbalance_by_step, "var(--real-soft)"]] });
     bars(ranks, rows, 0.25);
     const spread = Math.max(...survey.rank_costs) * summary.dp_size - 1;
     ranks.append(make("p", {}, `Over the whole plan the busiest rank has ${percent(spread)} more than the mean.`));
@@ -340,7 +354,7 @@ function tables() {
   const numbers = section(main, "All numbers");
   const facts = [["what", "value"], data.facts];
   table(numbers, facts[0], facts[1], 2);
-  const spreads = [["tokens per step", summary.tokens_per_step, whole], ["samples per step", summary.samples_per_step, whole], ["learning-rate factor", summary.lr_scale, factor]];
+  const spreads = [["tokens per step", summary.tokens_per_step, whole], ["samples per step", summary.samples_per_step, whole], ["learning-rate factor", summary.lr_scaling === "none" ? null : summary.lr_scale, factor]];
   const present = spreads.filter(([, values]) => values);
   if (present.length) {
     const names = ["min", "q05", "q25", "median", "q75", "q95", "max", "mean"];

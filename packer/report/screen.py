@@ -10,9 +10,9 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from packer.plan import MicroBatch, Plan
+from packer.plan import MicroBatch, Plan, StepRow
 from packer.report.series import over_steps
-from packer.report.summary import Distribution, PlanSummary, summarize
+from packer.report.summary import Distribution, PlanSummary, ratio, summarize
 from packer.report.survey import microbatches_of
 from packer.report.text import amount, by_tokens, facts, percent, shape_rows, shows_shapes
 from packer.wording import counted
@@ -78,7 +78,21 @@ def step_picture(plan: Plan, epoch: int, step: int) -> RenderableType:
                 room_for_kinds=room_for_kinds,
             ),
         )
-    return Group(title, table)
+    return Group(title, *_mix_of_step(plan, epoch, facts_of_step), table)
+
+
+def _mix_of_step(plan: Plan, epoch: int, step: StepRow) -> Iterator[Text]:
+    """Yield a line on a step's mix beside that of its epoch, where there are steps to compare."""
+    counts = plan.header["epochs"][epoch]
+    if not step.num_samples or counts["num_steps"] < 2:
+        return
+    tokens = samples = 0
+    for table in plan.epoch(epoch).steps():
+        tokens += int(table.num_tokens.sum())
+        samples += int(table.num_samples.sum())
+    line = f"mean length {step.num_tokens / step.num_samples:,.0f}, the epoch's {tokens / samples:,.0f}"
+    effect = counts.get("design_effect", {}).get("seqlen")
+    yield Text(line if effect is None else f"{line}; design effect of its steps {ratio(effect)}")
 
 
 def _headline(plan: Plan, summary: PlanSummary) -> RenderableType:
@@ -91,7 +105,8 @@ def _headline(plan: Plan, summary: PlanSummary) -> RenderableType:
         if isinstance(budget, dict)
         else f"{budget:,}"
     )
-    grid.add_row("budget", f"{named} tokens a micro-batch ({plan.config['count']}), order {summary.order}")
+    counted_tokens = "padding counted" if plan.config["count"] == "padded" else "padding not counted"
+    grid.add_row("budget", f"{named} tokens a micro-batch, {counted_tokens}; order {summary.order}")
     for label, text in facts(summary):
         if not label.startswith(_IN_TABLES):
             grid.add_row(label, text)

@@ -1,5 +1,6 @@
 """What a plan does, in numbers: read from its header and from its steps, never from every micro-batch."""
 
+import math
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
@@ -7,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from packer.plan import Plan
+from packer.plan import Plan, main_metric
 from packer.wording import counted
 
 QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
@@ -21,6 +22,9 @@ LARGE_REMAINDER = 0.05
 """Share of the samples from which on a dropped remainder is worth a word."""
 WIDE_LR_RANGE = 4.0
 """A factor that spans more than this is worth a warning."""
+
+MIXED_STEPS = 1.1
+"""A design effect up to this is that of random steps."""
 
 EVEN_TOKENS = 1.25
 """Steps whose tokens spread less than this, from 5% to 95%, count as even."""
@@ -97,10 +101,19 @@ class PlanSummary:
     """Micro-batches that no packing can go below; None where the planner did not compute it."""
     num_packed: int | None
     """Micro-batches that were packed, before some were dropped or copied to make the last step full."""
+    design_effect: dict[str, float | None]
+    """By ``seqlen`` and by ``source``: how much more the steps differ in their mix than random ones, as a mean
+    over the epochs. None for one class, one step, or plans of format version 1."""
+    order_is_given: bool
+    """Whether the user chose the order of the samples, and with it what a step holds."""
+    length_metric: str
+    """The metric that padding and tokens are of; of pairs of sequences the first member."""
     rank_imbalance: float
-    """max/mean − 1 of the cost over the ranks that work at the same time, averaged."""
+    """Share of time that the ranks lose where they wait for each other in every slot, by cost."""
+    rank_imbalance_by_step: float | None
+    """The same where they wait once a step; None for plans of format version 1."""
     rank_imbalance_before: float | None
-    """The same before balancing; None without."""
+    """``rank_imbalance`` before balancing; None without."""
     shapes: tuple[Shape, ...] | None
     """The shapes of micro-batches, the most frequent first; None where there are too many to list."""
     asks_for_shapes: bool
@@ -178,7 +191,13 @@ def summarize(plan: Plan) -> PlanSummary:
         lr_scale=lr_scale,
         lower_bound=_sum_figure(epochs, "lower_bound"),
         num_packed=_sum_figure(epochs, "num_packed"),
+        design_effect={name: _mean_effect(epochs, name) for name in ("seqlen", "source")},
+        order_is_given=_order_is_given(plan),
+        length_metric=_length_metric(plan),
         rank_imbalance=_mean([counts["rank_imbalance"] for counts in epochs]),
+        rank_imbalance_by_step=(
+            _mean([counts["rank_imbalance_by_step"] for counts in epochs]) if header["version"] >= 2 else None
+        ),
         rank_imbalance_before=before,
         shapes=_shapes(header["shapes"]),
         asks_for_shapes=any(config.get(option) for option in SHAPE_OPTIONS),
@@ -243,6 +262,25 @@ def _mean_figure(epochs: list[dict[str, Any]], name: str) -> float | None:
     return None if not figures or None in figures else _mean(figures)
 
 
+def _mean_effect(epochs: list[dict[str, Any]], name: str) -> float | None:
+    """Return the mean design effect of the epochs that have one."""
+    stated = [counts.get("design_effect", {}).get(name) for counts in epochs]
+    known = [effect for effect in stated if effect is not None]
+    return _mean(known) if known else None
+
+
+def _order_is_given(plan: Plan) -> bool:
+    return plan.config.get("order") != "random" or plan.config.get("curriculum") is not None
+
+
+def _length_metric(plan: Plan) -> str:
+    """Return the name of the metric that the plan's lengths are of."""
+    budget = plan.config["max_tokens"]
+    measured = (plan.header["definition"] or {}).get("columns", {})
+    names = {*measured, *budget} if isinstance(budget, dict) else {"seqlen"}
+    return main_metric(plan, names)
+
+
 def _mean(values: list[float]) -> float:
     return sum(values) / len(values) if values else 0.0
 
@@ -268,18 +306,51 @@ def _notes(plan: Plan, lr_scale: Distribution | None, tokens: Distribution | Non
             f"{share:.0%} of the samples fill no step and are dropped; --remainder keep or fill keeps them, "
             "smaller steps more"
         )
+    effect = _mean_effect(plan.header["epochs"], "seqlen")
+    if tokens is not None and effect is not None and effect > MIXED_STEPS and not _order_is_given(plan):
+        yield _mix_note(plan, effect, tokens)
     if lr_scale is None:
         yield "the plan has no step"
     elif lr_scale.max > WIDE_LR_RANGE * lr_scale.min:
         yield f"the learning-rate factor spans {_times(lr_scale)} over the steps; {_lr_cure(tokens)}"
 
 
+def _mix_note(plan: Plan, effect: float, tokens: Distribution) -> str:
+    """Say what a step is worth whose samples are no random ones, and what cures it, in the plan's numbers."""
+    config = plan.config
+    worth = f"a step tells as much as a random one of 1/{ratio(effect)} its size, since"
+    if plan.layout == "packed" and config.get("packing") != "mixed":
+        return f"{worth} samples of a row are alike in length; --packing mixed makes every row a mix"
+    if config.get("same_num_samples") or config.get("same_seqlen"):
+        return f"{worth} its micro-batches have one shape; --layout packed gives them one shape and a mix"
+    # micro-batches that are dealt to steps add up to the epoch's mix: so many times more are surely enough
+    multiple = config.get("accum_multiple", 1)
+    accum = -(-math.ceil(plan.grad_accum * effect) // multiple) * multiple
+    more = f"--grad-accum {accum}, or --step-tokens {_rounded(tokens.mean * accum / plan.grad_accum)}"
+    if plan.layout == "packed":
+        return f"{worth} a row holds few samples; more rows a step mix it ({more})"
+    return (
+        f"{worth} samples of a micro-batch are alike in length; "
+        f"about {accum * plan.dp_size:,} micro-batches a step mix it ({more}), or --layout packed"
+    )
+
+
+def ratio(value: float) -> str:
+    """Return a design effect in the digits that matter: 0.05, 0.93, 4.6, 18."""
+    return f"{value:.0f}" if value >= 9.95 else f"{value:.1f}" if value >= 0.95 else f"{value:.2g}"
+
+
+def _rounded(number: float) -> int:
+    """Return a number in two digits."""
+    return int(float(f"{number:.1e}"))
+
+
 def _lr_cure(tokens: Distribution | None) -> str:
     if tokens is not None and tokens.q95 <= EVEN_TOKENS * tokens.q05:
         return (
-            "the steps have even tokens, so no scaling is needed, or --lr-by tokens; --lr-max-scale bounds it"
+            "the steps have even tokens, so that no scaling is right (--lr-scaling none, or --lr-by tokens)"
         )
-    return "steps of even tokens make scaling unnecessary (--layout packed); --lr-max-scale bounds it"
+    return "steps of even tokens need no scaling (--layout packed); --lr-max-scale bounds it"
 
 
 def _times(values: Distribution) -> str:

@@ -28,11 +28,11 @@ class FixedSize:
     """The same samples in shuffled batches of a fixed number, padded to the longest of each, and rounded."""
 
     num_rows: int
-    """The most samples a batch that need no more memory than the plan's largest micro-batch."""
+    """Samples a batch: as many as a micro-batch of the plan holds on average, hence the same tokens a step."""
     padding: float
     """Padded over real tokens, less one."""
-    times_microbatches: float
-    """Its micro-batches over those of the plan."""
+    times_largest: float
+    """Its largest tensor over the plan's."""
     times_tokens: float
     """Tokens of its tensors over those of the plan."""
 
@@ -52,6 +52,12 @@ class Survey:
     tokens: Series
     samples: Series
     lr_scale: Series
+    mean_length: Series
+    """Of the samples, or pieces, of a step."""
+    random_length: tuple[float, float]
+    """What steps of random samples would have: the mean, and the standard deviation over the steps."""
+    is_cut: bool
+    """Whether samples are in pieces: each is counted at its own length."""
     rank_costs: list[float]
     """(dp_size,) share of the whole cost that each rank has."""
     fixed_size: FixedSize | None
@@ -96,6 +102,9 @@ def survey(plan: Plan, *, progress: Progress | None = None) -> Survey:
         tokens=over_steps(plan, "num_tokens", NUM_BINS),
         samples=over_steps(plan, "num_samples", NUM_BINS),
         lr_scale=over_steps(plan, "lr_scale", NUM_BINS),
+        mean_length=_mean_length(plan),
+        random_length=_random_length(lengths, plan),
+        is_cut=scan.is_cut,
         rank_costs=scan.rank_costs(),
         fixed_size=_fixed_size(plan, lengths),
         example_steps=_examples(paddings),
@@ -107,6 +116,7 @@ class _Scan:
         self._plan = plan
         self._lengths = np.zeros(1, np.int64)
         self._costs = np.zeros(plan.dp_size)
+        self.is_cut = False
         self._padded: list[NDArray[np.int64]] = []
         self._real: list[NDArray[np.int64]] = []
 
@@ -119,6 +129,7 @@ class _Scan:
     def count(self, table: MicroBatches) -> None:
         """Add rows of the epoch."""
         copies = table.is_filler | table.is_repeat
+        self.is_cut |= table.starts is not None
         seqlens = table.seqlens
         if copies.any():
             seqlens = seqlens[np.repeat(~copies, np.diff(table.offsets))]
@@ -145,7 +156,8 @@ class _Scan:
             for code in np.unique(part.reason):
                 mine = part.reason == code
                 times = np.where(part.epoch[mine] < 0, self._plan.num_epochs, 1)
-                found = np.bincount(np.clip(part.seqlen[mine], 0, MOST_LENGTHS), times).astype(np.int64)
+                # of a sample that is cut, the piece that is lost
+                found = np.bincount(np.clip(part.num_tokens[mine], 0, MOST_LENGTHS), times).astype(np.int64)
                 reason = DROP_REASONS[code]
                 counts[reason] = _added(counts.get(reason, np.zeros(1, np.int64)), found)
         return counts
@@ -192,30 +204,49 @@ def _in_bins(counts: NDArray[np.int64], edges: NDArray[np.int64]) -> list[int]:
     return in_bins
 
 
+def _mean_length(plan: Plan) -> Series:
+    """Return the mean length of each step's samples, along all steps of all epochs."""
+    tables = (table for epoch in range(plan.num_epochs) for table in plan.epoch(epoch).steps())
+    num_steps = sum(counts["num_steps"] for counts in plan.header["epochs"])
+    means = (table.num_tokens / np.maximum(table.num_samples, 1) for table in tables)
+    return binned(means, num_steps, NUM_BINS)
+
+
+def _random_length(counts: NDArray[np.int64], plan: Plan) -> tuple[float, float]:
+    """Return the mean length, and how much it would differ between steps of random samples."""
+    total = int(counts.sum())
+    num_steps = sum(epoch["num_steps"] for epoch in plan.header["epochs"])
+    if not total or not num_steps:
+        return 0.0, 0.0
+    lengths = np.arange(len(counts), dtype=np.float64)
+    mean = float(lengths @ counts) / total
+    variance = float((lengths - mean) ** 2 @ counts) / total
+    return mean, math.sqrt(variance * num_steps / total)
+
+
 def _fixed_size(plan: Plan, counts: NDArray[np.int64]) -> FixedSize | None:
-    """Deal a choice of the planned lengths into batches of the size that fits the same memory."""
+    """Deal a choice of the planned lengths into batches of as many samples as the plan's micro-batches."""
     total = int(counts.sum())
     if not total:
         return None
     largest = max(epoch["max_padded_tokens"] for epoch in plan.header["epochs"])
-    longest = int(np.flatnonzero(counts)[-1])
     multiple = math.lcm(plan.config.get("sp_size", 1), plan.config.get("pad_multiple", 1))
-    num_rows = max(largest // max(-(-longest // multiple) * multiple, 1), 1)
+    num_rows = max(round(total / _planned_microbatches(plan)), 1)
     generator = np.random.default_rng(0)
     if total <= FIXED_SIZE_SAMPLES:
         lengths = generator.permutation(np.repeat(np.arange(len(counts)), counts))
     else:
         lengths = generator.choice(len(counts), FIXED_SIZE_SAMPLES, p=counts / total)
-    longest_of = np.maximum.reduceat(lengths, np.arange(0, len(lengths), num_rows))
-    longest_of = -(-longest_of // multiple) * multiple
-    sizes = np.diff(np.append(np.arange(0, len(lengths), num_rows), len(lengths)))
-    padding = float((longest_of * sizes).sum() / lengths.sum() - 1)
+    starts = np.arange(0, len(lengths), num_rows)
+    longest_of = -(-np.maximum.reduceat(lengths, starts) // multiple) * multiple
+    areas = longest_of * np.diff(np.append(starts, len(lengths)))
+    padding = float(areas.sum() / lengths.sum() - 1)
     tokens = float(np.arange(len(counts)) @ counts)
     padded = sum(epoch["num_padded_tokens"] for epoch in plan.header["epochs"])
     return FixedSize(
         num_rows=num_rows,
         padding=padding,
-        times_microbatches=-(-total // num_rows) / _planned_microbatches(plan),
+        times_largest=float(areas.max()) / max(largest, 1),
         times_tokens=tokens * (1 + padding) / max(padded, 1),
     )
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 
-from packer.report.summary import Distribution, PlanSummary, Shape
+from packer.report.summary import Distribution, PlanSummary, Shape, ratio
 from packer.wording import counted
 
 _LABEL_WIDTH = 21
@@ -29,10 +29,13 @@ def facts(summary: PlanSummary) -> Iterator[tuple[str, str]]:
     for reason, counts in by_tokens(summary.dropped):
         tokens = f", {amount(counts['num_tokens'])} tokens" if counts["num_tokens"] else ""
         yield f"dropped {reason}", f"{_share(counts['num_samples'], _per_source(summary))}{tokens}"
-    yield "padding", _padding(summary)
+    of_metric = "" if summary.length_metric == "seqlen" else f", {summary.length_metric}"
+    yield f"padding{of_metric}", _padding(summary)
     if summary.tokens_per_step and summary.samples_per_step:
-        yield "tokens per step", _spread(summary.tokens_per_step)
+        yield f"tokens per step{of_metric}", _spread(summary.tokens_per_step)
         yield "samples per step", _spread(summary.samples_per_step)
+    if any(effect is not None for effect in summary.design_effect.values()):
+        yield "design effect", _mix(summary)
     if summary.num_fillers:
         yield "fillers", f"{counted(summary.num_fillers, 'masked micro-batch')} to make the last steps full"
     if summary.num_repeats:
@@ -45,10 +48,7 @@ def facts(summary: PlanSummary) -> Iterator[tuple[str, str]]:
     if summary.asks_for_shapes or shows_shapes(summary, _FEW_SHAPES):
         yield _SHAPES, _shapes(summary)
     if summary.over_bound is not None:
-        yield (
-            "packs",
-            f"{summary.num_packed:,}, {summary.over_bound:,} over the lower bound of {summary.lower_bound:,}",
-        )
+        yield "packs", _packs(summary)
     if summary.dp_size > 1:
         yield "rank imbalance", _imbalance(summary)
 
@@ -156,12 +156,33 @@ def _lr(summary: PlanSummary) -> str:
     )
 
 
+def _mix(summary: PlanSummary) -> str:
+    effects = [
+        f"{ratio(effect)} in {'length' if name == 'seqlen' else name}"
+        for name, effect in summary.design_effect.items()
+        if effect is not None
+    ]
+    meaning = "by the order given" if summary.order_is_given else "1: steps differ as random ones would"
+    return f"{', '.join(effects)} ({meaning})"
+
+
+def _packs(summary: PlanSummary) -> str:
+    assert summary.over_bound is not None
+    assert summary.lower_bound is not None
+    text = f"{summary.num_packed:,}, {summary.over_bound:,} over the lower bound of {summary.lower_bound:,}"
+    if summary.packing == "mixed" and summary.over_bound:
+        return f"{text} ({percent(summary.over_bound / summary.lower_bound)}, the most that the mix costs)"
+    return text
+
+
 def _imbalance(summary: PlanSummary) -> str:
     after = percent(summary.rank_imbalance)
-    if summary.rank_imbalance_before is None:
-        return f"{after} (slowest rank over the mean, by cost; --balance evens it out)"
-    before = percent(summary.rank_imbalance_before)
-    return f"{after} after balancing, {before} before (slowest rank over the mean)"
+    if summary.rank_imbalance_before is not None:
+        after = f"{after} after balancing, {percent(summary.rank_imbalance_before)} before"
+    if summary.grad_accum > 1 and summary.rank_imbalance_by_step is not None:
+        after += f"; {percent(summary.rank_imbalance_by_step)} where ranks wait once a step"
+    cure = "" if summary.rank_imbalance_before is not None else "; --balance evens it out"
+    return f"{after} (time lost, by cost{cure})"
 
 
 def _number(value: float) -> str:

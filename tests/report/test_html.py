@@ -147,7 +147,7 @@ def test_a_browser_draws_it(tmp_path, layout, width):
     assert found["changed"]
     assert "planned" in found["tip"]
     assert found["wide"] <= 0, "the page scrolls sideways"
-    assert {"What padding costs", "Steps, rank by rank", "All numbers"} <= set(found["headings"])
+    assert {"What padding costs", "Mean length of a step's samples", "All numbers"} <= set(found["headings"])
 
 
 def test_a_report_replaces_a_report_and_nothing_else(tmp_path):

@@ -38,7 +38,7 @@ def test_bars_are_drawn_to_one_scale(width, kind):
     lines = drawn(step_picture(plan, 0, 1), width)
     assert max(map(len, lines)) <= width
     assert "…" not in "\n".join(lines)
-    bars = [line.count("█") for line in lines[2:]]
+    bars = [line.count("█") for line in lines[3:]]
     assert bars[0] == bars[1] >= 2
     assert lines[-1].rstrip().endswith({"keep": "filler, masked", "fill": "repeat"}[kind])
     if width == 120:
@@ -49,6 +49,6 @@ def test_bars_are_drawn_to_one_scale(width, kind):
 def test_padding_shows_on_any_screen(width):
     plan, _ = plans.whole_plan()
     lines = drawn(step_picture(plan, 0, 1), width)
-    assert all("░" in line for line in lines[2:])
-    lengths = [line.count("█") + line.count("░") for line in lines[2:]]
+    assert all("░" in line for line in lines[3:])
+    lengths = [line.count("█") + line.count("░") for line in lines[3:]]
     assert lengths[0] > lengths[1]  # 2 × 7 and 2 × 6

@@ -1,6 +1,7 @@
 """The summary says what the rows say."""
 
 import json
+import re
 from dataclasses import replace
 
 import numpy as np
@@ -28,8 +29,9 @@ def test_numbers_are_those_of_the_rows():
     assert sum(counts["num_samples"] for counts in summary.dropped.values()) == len(in_all)
     assert sum(counts["num_tokens"] for counts in summary.dropped.values()) == sum(in_all)
     assert summary.planned_tokens + sum(in_all) == 2 * sum(seqlens)
-    slots = np.array([row.cost for row in rows]).reshape(-1, 2)
-    assert summary.rank_imbalance == pytest.approx((slots.max(1) / slots.mean(1) - 1).mean(), abs=1e-6)
+    slots = np.array([row.cost for row in rows]).reshape(2, 2, 2)  # (epochs, slots, ranks)
+    lost = (slots.max(2).sum(1) * 2 / slots.sum((1, 2)) - 1).mean()
+    assert summary.rank_imbalance == pytest.approx(lost)
     assert summary.samples_per_step[:2] == (3, 3)
     assert (summary.samples_per_step.max, summary.samples_per_step.mean) == (4, 3.75)
     assert json.loads(json.dumps(summary.as_json()))["lr_scale"]["min"] == 0.8
@@ -58,7 +60,7 @@ def test_lines_for_people_fit_a_screen_and_name_every_reason():
         "dropped remainder",
         "36.0% over 75 real tokens; the largest micro-batch takes 18",
         "0.8 to 1.07, mean 1 (linear in samples, 1 at 3.75)",
-        "11.7%",
+        "12.0% (time lost, by cost; --balance evens it out)",
     ):
         assert part in text
 
@@ -200,3 +202,83 @@ def test_metrics_without_manifest_are_noted():
     facts = replace(plans.facts([1]), metrics_fingerprint="0" * 64)
     plan = plan_in_memory(facts, [plans.epoch([plans.Row(pieces=[(0, 1)])])], dropped=plans.drops())
     assert "no manifest" in summarize(plan).notes[0]
+
+
+def plan_of(steps, *, stated=None, **options):
+    """Return the summary of a plan whose steps are lists of rows, each a list of lengths."""
+    lengths = [n for step in steps for row in step for n in row]
+    ids = iter(range(len(lengths)))
+    rows = [plans.Row(pieces=[(next(ids), n) for n in row]) for step in steps for row in step]
+    options = {"order": "random", "grad_accum": len(steps[0])} | options
+    layout = {name: options[name] for name in ("layout", "grad_accum", "dp_size") if name in options}
+    epoch = plans.epoch(rows, **layout)
+    if stated is not None:
+        epoch = replace(epoch, design_effect={"seqlen": stated, "source": None})
+    return summarize(plan_in_memory(plans.facts(lengths, **options), [epoch], dropped=plans.drops()))
+
+
+APART = [[[1] * 8], [[8]]] * 4
+
+
+@pytest.mark.parametrize(
+    ("options", "cure"),
+    [
+        ({"packing": "windowed"}, r"--grad-accum 8, or --step-tokens 64\), or --layout packed$"),
+        (
+            {"packing": "windowed", "accum_multiple": 3},
+            r"about 9 micro-batches .*--grad-accum 9, or --step-tokens 72",
+        ),
+        ({"packing": "windowed", "same_seqlen": True}, "one shape; --layout packed"),
+        ({"packing": "best-fit", "layout": "packed"}, "--packing mixed makes every row a mix"),
+        ({"packing": "next-fit", "layout": "packed"}, "--packing mixed makes every row a mix"),
+        (
+            {"packing": "mixed", "layout": "packed"},
+            r"more rows a step mix it \(--grad-accum 8, or --step-tokens 64\)",
+        ),
+    ],
+)
+def test_a_step_that_is_no_random_one_is_said_to_be_worth_less_in_one_line_with_the_cure(options, cure):
+    summary = plan_of(APART, stated=8.0, **options)
+    (note,) = summary.notes
+    assert note.startswith("a step tells as much as a random one of 1/8.0 its size, since ")
+    assert re.search(cure, note)
+    assert "  design effect        8.0 in length (1: steps differ as random ones would)" in list(
+        summary_lines(summary)
+    )
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"order": "sequential"}, {"order": "seqlen"}, {"curriculum": {"schedule_type": "fixed_linear"}}],
+)
+def test_of_a_given_order_no_more_is_asked(options):
+    summary = plan_of(APART, **options)
+    assert summary.design_effect["seqlen"] > 1.1
+    assert summary.notes == ()
+    assert "(by the order given)" in "\n".join(summary_lines(summary))
+
+
+def test_mixed_steps_have_no_note():
+    assert plan_of(APART, stated=1.1).notes == ()
+    assert plan_of([[[1] * 8 + [8]]] * 4).notes == ()
+
+
+def test_what_the_mix_costs_in_rows_stands_beside_the_bound():
+    rows = [plans.Row(pieces=[(i, 4)]) for i in range(3)]
+    epoch = replace(plans.epoch(rows, layout="packed"), figures={"lower_bound": 2, "num_packed": 3})
+    facts = plans.facts([4, 4, 4], layout="packed", packing="mixed", order="random")
+    text = "\n".join(summary_lines(summarize(plan_in_memory(facts, [epoch], dropped=plans.drops()))))
+    assert "3, 1 over the lower bound of 2 (50.0%, the most that the mix costs)" in text
+
+
+def test_time_lost_by_slots_and_by_steps_are_told_apart():
+    summary = plan_of([[[4], [2], [2], [4]]] * 2, grad_accum=2, dp_size=2)
+    assert (summary.rank_imbalance, summary.rank_imbalance_by_step) == (pytest.approx(1 / 3), 0)
+    assert "33.3%; 0% where ranks wait once a step (time lost, by cost" in "\n".join(summary_lines(summary))
+
+
+def test_figures_of_pairs_name_the_metric_they_are_of():
+    row = plans.Row(pieces=[(0, 3), (1, 5)], padded_seqlens={"source": 5, "target": 4})
+    facts = plans.facts([3, 5], max_tokens={"source": 10, "target": 8})
+    lines = list(summary_lines(summarize(plan_in_memory(facts, [plans.epoch([row])], dropped=plans.drops()))))
+    assert any(line.startswith("  padding, source      ") for line in lines)

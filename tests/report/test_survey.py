@@ -38,10 +38,46 @@ def test_batches_of_fixed_size_are_counted_by_hand():
     rows = [plans.Row(pieces=[(2 * i, seqlens[2 * i]), (2 * i + 1, seqlens[2 * i + 1])]) for i in range(10)]
     plan = plan_in_memory(plans.facts(seqlens, pad_multiple=3), [plans.epoch(rows)], dropped=plans.drops())
     fixed = survey(plan).fixed_size
-    # The largest tensor has 16 tokens; 8 rounds to 9, so one sample fits.
-    assert (fixed.num_rows, fixed.times_microbatches) == (1, 2.0)
-    assert fixed.padding == pytest.approx((10 * 6 + 10 * 9) / 120 - 1)
-    assert fixed.times_tokens == pytest.approx(150 / 120)
+    # A micro-batch holds two samples: those of one length take 2 × 6 or 2 × 9, a mixed pair 2 × 9.
+    assert fixed.num_rows == 2
+    assert fixed.times_largest == pytest.approx(18 / 16)
+    assert fixed.times_tokens == pytest.approx(1 + fixed.padding)
+    padded = (1 + fixed.padding) * 120
+    mixed_pairs = (padded - (10 * 6 + 10 * 9)) / 3  # each pads a sample of 4 to 9 where 6 would do
+    assert mixed_pairs == pytest.approx(round(mixed_pairs))
+    assert 0 < mixed_pairs <= 10
+
+
+def test_batches_of_fixed_size_hold_the_tokens_of_a_step_whatever_the_longest_sample():
+    seqlens = [10] * 99 + [100]
+    ids = np.array_split(np.arange(100), 10)
+    rows = [plans.Row(pieces=[(int(i), seqlens[i]) for i in group]) for group in ids]
+    facts = plans.facts(seqlens, layout="packed", max_tokens=190)
+    plan = plan_in_memory(facts, [plans.epoch(rows, layout="packed")], dropped=plans.drops())
+    fixed = survey(plan).fixed_size
+    assert fixed.num_rows == 10  # not the one sample that surely fits
+    assert fixed.times_tokens == pytest.approx((90 * 10 + 10 * 100) / 1090)
+
+
+def test_the_mean_length_of_steps_beside_that_of_random_ones():
+    seqlens = [2, 2, 4, 4, 8, 8]
+    rows = [plans.Row(pieces=[(2 * i, seqlens[2 * i]), (2 * i + 1, seqlens[2 * i + 1])]) for i in range(3)]
+    plan = plan_in_memory(plans.facts(seqlens), [plans.epoch(rows)], dropped=plans.drops())
+    found = survey(plan)
+    assert found.mean_length.mean == [2, 4, 8]
+    mean, spread = found.random_length
+    assert mean == pytest.approx(np.mean(seqlens))
+    assert spread == pytest.approx(np.std(seqlens) / np.sqrt(2))
+
+
+def test_pieces_and_what_is_lost_of_them_are_shown_at_their_own_length():
+    plan, _ = plans.cut_plan()
+    found = survey(plan)
+    assert found.is_cut
+    assert not survey(plans.whole_plan()[0]).is_cut
+    lengths = {low for low, count in zip(found.length_edges, found.planned_lengths, strict=False) if count}
+    assert max(lengths) <= 8
+    assert found.length_edges[-1] <= 10  # no bin for the whole samples of 14 and 25
 
 
 def test_long_lengths_get_bins_that_grow():
