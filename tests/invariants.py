@@ -82,6 +82,7 @@ def check(folder, seqlens=None, loss_tokens=None):
         mine = [row for row in dropped if row["epoch"] in (None, epoch)]
         check_coverage(rows, mine, header, seqlens)
         check_drops(mine, config)
+        check_kept(rows, mine, header)
         check_counts(rows, [row for row in mine if row["epoch"] == epoch], header["epochs"][epoch])
         check_mix(steps, by_step, header["epochs"][epoch])
         check_imbalance(by_step, config, header["epochs"][epoch])
@@ -95,6 +96,12 @@ def check(folder, seqlens=None, loss_tokens=None):
         }
         assert stated == {shape: (len(real), sum(real)) for shape, real in shapes.items()}
     check_learning_rates(steps_of_all, config, header)
+    always = [row for row in dropped if row["epoch"] is None]
+    assert header["dropped"] == drop_counts(always)
+    if header["max_seqlen"] is not None and not isinstance(config["max_tokens"], dict):
+        one = config | {"min_samples": None}
+        assert surely_fits(header["max_seqlen"], one)
+        assert (config.get("min_samples") or 1) > 1 or not surely_fits(header["max_seqlen"] + 1, one)
     return header
 
 
@@ -148,7 +155,10 @@ def check_row(at, row, config):
     budget = config["max_tokens"]
     if isinstance(budget, dict):
         for metric, most in budget.items():
-            assert len(lengths) * row[f"padded_seqlen_{metric}"] <= most
+            if config["count"] == "padded":
+                assert len(lengths) * row[f"padded_seqlen_{metric}"] <= most
+            elif metric == "seqlen":
+                assert sum(lengths) <= most
     else:
         assert (area if config["count"] == "padded" else sum(lengths)) <= budget, "max_tokens"
     assert len(lengths) >= (config.get("min_samples") or 1)
@@ -234,40 +244,76 @@ def check_coverage(rows, dropped, header, seqlens):
 
 
 def check_drops(dropped, config):
+    """Each reason only where its option is given, for samples that it applies to, and no more than it can."""
+    least, most = config.get("filter_min"), config.get("filter_max")
+    company = config.get("min_samples") or 1
+    remainder = [row for row in dropped if row["reason"] == "remainder"]
     for row in dropped:
-        reason, length = row["reason"], row["seqlen"]
+        reason, length, lost = row["reason"], row["seqlen"], row["num_tokens"]
         assert reason in REASONS
-        assert 0 <= row["num_tokens"] <= length
+        assert 0 <= lost <= length
+        assert lost > 0 or length == 0
         if reason == "empty":
             assert length == 0
         if reason == "truncated":
-            assert 0 < row["num_tokens"] < length
+            assert 0 < lost < length
             assert config["too_long"] == "truncate"
+            assert company > 1 or not surely_fits(length - lost + 1, config), "truncated below the limit"
         if reason == "too_long":
             assert config["too_long"] == "drop"
             assert not surely_fits(length, config)
-        if reason == "filtered" and config.get("sample_ids") is None:
-            least, most = config.get("filter_min"), config.get("filter_max")
-            assert (least is not None and length < least) or (most is not None and length > most)
+        if reason == "filtered":
+            outside = (least is not None and length < least) or (most is not None and length > most)
+            assert outside or config.get("sample_ids") is not None
+        if reason == "min_samples":
+            assert company > 1
+            if row["epoch"] is None and config["layout"] == "padded" and config["count"] == "padded":
+                assert isinstance(config["max_tokens"], dict) or not surely_fits(lost, config, company)
+        if reason == "remainder":
+            assert config["remainder"] == "drop"
+        assert row["epoch"] is None or reason in ("remainder", "min_samples")
+        assert row["epoch"] is not None or reason != "remainder"
+    others = config["dp_size"] * config["grad_accum"] - 1
+    budget = config["max_tokens"]
+    if not isinstance(budget, dict):
+        assert sum(row["num_tokens"] for row in remainder) <= others * budget
+    largest = min(budget.values()) if isinstance(budget, dict) else budget
+    assert len(remainder) <= others * min(largest, config.get("max_samples") or largest)
 
 
-def surely_fits(length, config):
-    """Whether nothing that is known without the other samples makes this one too long."""
-    others = ("num_shapes", "fixed_seqlen", "max_attention")
-    if any(config.get(name) is not None for name in others) or (config.get("min_samples") or 1) > 1:
-        return False
+def check_kept(rows, dropped, header):
+    """What is not filtered out is within the filters, and is what ``sample_ids`` names."""
+    config = header["config"]
+    least, most, ids = (config.get(name) for name in ("filter_min", "filter_max", "sample_ids"))
+    for length in (n for row in rows if "starts" not in row for n in row["seqlens"]):
+        assert least is None or length >= least
+        assert most is None or length <= most
+    if ids is not None:
+        gone = {row["sample_id"] for row in dropped if row["reason"] == "filtered"}
+        kept = [sample for sample in range(header["num_samples"]) if sample not in gone]
+        assert len(kept) <= ids["count"]
+        if least is None and most is None:
+            assert hashlib.sha256(np.array(kept, "<i8").tobytes()).hexdigest() == ids["sha256"]
+
+
+def surely_fits(length, config, company=1):
+    """Whether a sample fits, with ``company`` samples padded to it; False where nothing is known for sure."""
     if config.get("max_seqlen") is not None and length > config["max_seqlen"]:
         return False
     budget = config["max_tokens"]
-    if isinstance(budget, dict):
+    if isinstance(budget, dict) or ((config.get("min_samples") or 1) > 1 and company == 1):
         return False
-    if config["count"] == "padded":
-        for multiple in (
-            config.get("pad_segments_to", 1),
-            math.lcm(config.get("sp_size", 1), config.get("pad_multiple", 1)),
-        ):
-            length = -(-length // multiple) * multiple
-    return length <= budget
+    packed, real, fixed = config["layout"] == "packed", config["count"] == "real", config.get("fixed_seqlen")
+    segment = config.get("pad_segments_to", 1) if packed and (fixed is not None or not real) else 1
+    room = -(-length // segment) * segment
+    multiple = math.lcm(config.get("sp_size", 1), config.get("pad_multiple", 1))
+    padded = -(-room // multiple) * multiple if fixed is None else fixed
+    if room > padded:
+        return False
+    attention = length**2 if packed else company * padded**2
+    if config.get("max_attention") is not None and attention > config["max_attention"]:
+        return False
+    return (length if real else company * padded) <= budget
 
 
 def check_counts(rows, dropped, counts):
@@ -278,13 +324,16 @@ def check_counts(rows, dropped, counts):
     assert counts["num_tokens"] == sum(row["num_tokens"] for row in planned)
     starts = [start for row in planned for start in row.get("starts", [0] * row["num_samples"])]
     assert counts["num_samples"] == starts.count(0)
-    reasons = {row["reason"] for row in dropped}
-    assert counts["dropped"] == {
+    assert counts["dropped"] == drop_counts(dropped)
+
+
+def drop_counts(dropped):
+    return {
         reason: {
             "num_samples": sum(row["reason"] == reason for row in dropped),
             "num_tokens": sum(row["num_tokens"] for row in dropped if row["reason"] == reason),
         }
-        for reason in reasons
+        for reason in {row["reason"] for row in dropped}
     }
 
 

@@ -164,7 +164,7 @@ def cut_plan() -> tuple[Plan, list[int]]:
         Row(pieces=[(3, 8, 0)], padded_seqlen=8),
     ]
     options = {"layout": "packed", "grad_accum": 2}
-    lost = drops((0, 25, 8, "remainder"), (0, 25, 1, "min_samples"))
+    lost = drops((0, 25, 8, "remainder"), (0, 25, 1, "remainder"))
     made = facts(seqlens, **options, max_tokens=12, pad_multiple=4, too_long="truncate", max_seqlen=8)
     plan = plan_in_memory(
         made, [epoch(rows, cut=True, dropped=lost, **options)], dropped=drops((3, 14, 6, "truncated"))

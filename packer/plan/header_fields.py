@@ -26,6 +26,8 @@ def _problems(header: Mapping[str, Any]) -> Iterator[str]:
     yield from _misfits(header, _HEADER, "")
     yield from _misfits(header["config"], _CONFIG, "config.")
     yield from _misfits(header["config"], _OPTIONS, "config.", may_miss=True)
+    if header["config"].get("sample_ids") is not None:
+        yield from _misfits(header["config"]["sample_ids"], _SAMPLE_IDS, "config.sample_ids.")
     if len(header["epochs"]) != header["num_epochs"]:
         yield f"num_epochs is {header['num_epochs']}, epochs has {len(header['epochs'])} entries"
     for number, counts in enumerate(header["epochs"]):
@@ -172,6 +174,7 @@ _OPTIONS: dict[str, Fits] = {
     "lr_base": _maybe(lambda value: _is_number(value) and value > 0),
     "lr_max_scale": _maybe(lambda value: _is_number(value) and value > 0),
 }
+_SAMPLE_IDS: dict[str, Fits] = {"count": _is_positive, "sha256": _is_hash}
 _EPOCH: dict[str, Fits] = {
     "num_steps": _is_count,
     "num_microbatches": _is_count,

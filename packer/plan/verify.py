@@ -11,10 +11,12 @@ from numpy.typing import NDArray
 from packer.errors import InvariantError, PlanError, SourceChangedError
 from packer.metrics import Metrics, open_metrics
 from packer.plan import schema
+from packer.plan.bounds import longest_sample
 from packer.plan.digest import content_hash
 from packer.plan.reader import Plan, load_plan
 from packer.plan.verify_copies import check_copies
 from packer.plan.verify_curriculum import check_curriculum
+from packer.plan.verify_drops import DropRules
 from packer.plan.verify_figures import check_figures
 from packer.plan.verify_rows import RowRules
 from packer.plan.verify_samples import check_samples
@@ -73,7 +75,11 @@ def verify_plan(
     _check_hashes(plan)
     seqlens = None if metrics is None else metrics.metric(main_metric(plan, metrics.names))
     steps = StepRules(plan, metrics)
-    rows = RowRules(plan, seqlens, _budgeted(plan, metrics))
+    budgeted = _budgeted(plan, metrics)
+    _check_limit(plan)
+    drops = DropRules(plan, seqlens, budgeted)
+    drops.check()
+    rows = RowRules(plan, seqlens, budgeted)
     num_microbatches = sum(plan.epoch(number).num_microbatches for number in range(plan.num_epochs))
     with_curriculum = metrics is not None and plan.config.get("curriculum") is not None
     total = num_microbatches * (1 + with_curriculum)
@@ -92,6 +98,7 @@ def verify_plan(
         check_copies(plan, number)
         check_figures(plan, number)
     rows.check_shapes()
+    drops.check_counts()
     steps.check_learning_rates()
     if metrics is not None and seqlens is not None and with_curriculum:
         for checked in check_curriculum(plan, metrics, seqlens):
@@ -135,6 +142,15 @@ def _check_same_metrics(plan: Plan, metrics: Metrics) -> None:
             f"the plan is of {plan.num_samples} samples, {metrics.path} has {metrics.num_samples}; "
             "give the metrics that it was made from, or plan again"
         )
+
+
+def _check_limit(plan: Plan) -> None:
+    """Check the length from which on a sample is too long; where companions are asked for, it may be less."""
+    budget, stated = plan.config["max_tokens"], plan.header["max_seqlen"]
+    longest = longest_sample(plan.config, "seqlen" if isinstance(budget, dict) else None)
+    has_company = (plan.config.get("min_samples") or 1) > 1
+    if stated is not None and (stated > longest or (stated < longest and not has_company)):
+        raise InvariantError(f"max_seqlen is {stated} in plan.json, the options give {longest}")
 
 
 def _check_hashes(plan: Plan) -> None:

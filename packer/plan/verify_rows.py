@@ -95,6 +95,18 @@ class RowRules:
             rows.refuse_piece(starts < 0, lambda p: f"it starts at token {starts[p]}")
             rows.refuse_piece(rows.repeated_in_row(), lambda _: "it has two pieces in one micro-batch")
         self._check_lengths(rows)
+        self._check_filters(rows)
+
+    def _check_filters(self, rows: "Rows") -> None:
+        """Refuse a sample whose length leaves it out; of one that is cut only the metric tells it."""
+        least, most = self._config.get("filter_min"), self._config.get("filter_max")
+        if self._metric is None and rows.table.starts is not None:
+            return
+        lengths = rows.table.seqlens if self._metric is None else self._metric[rows.table.sample_ids]
+        if least is not None:
+            rows.refuse_piece(lengths < least, lambda p: f"seqlen {lengths[p]} is under filter_min={least}")
+        if most is not None:
+            rows.refuse_piece(lengths > most, lambda p: f"seqlen {lengths[p]} is over filter_max={most}")
 
     def _check_lengths(self, rows: "Rows") -> None:
         """Compare lengths with the metric; a piece of a cut sample must lie inside its sample."""
@@ -156,12 +168,15 @@ class RowRules:
         budget = self._config["max_tokens"]
         if isinstance(budget, dict):
             for metric, limit in budget.items():
+                if self._config["count"] == "real":
+                    self._check_real(rows, metric, limit)
                 shape = table.padded_seqlens.get(metric)
                 if shape is None:
                     raise InvariantError(
                         f"column padded_seqlen_{metric} is missing, max_tokens has {metric}={limit}"
                     )
-                self._check_area(rows, shape, limit, f"max_tokens {metric}")
+                if self._config["count"] == "padded":
+                    self._check_area(rows, shape, limit, f"max_tokens {metric}")
                 self._check_member(rows, metric, shape)
         elif self._config["count"] == "real":
             rows.refuse(
@@ -170,6 +185,19 @@ class RowRules:
             )
         else:
             self._check_area(rows, table.padded_seqlen, budget, "max_tokens")
+
+    def _check_real(self, rows: "Rows", metric: str, limit: int) -> None:
+        """Check the tokens of one member of a pair, where its lengths are known."""
+        if metric in self._budgeted:
+            tokens = rows.sums(self._budgeted[metric][rows.table.sample_ids])
+        elif metric == "seqlen":
+            tokens = rows.table.num_tokens
+        else:
+            return
+        rows.refuse(
+            tokens > limit,
+            lambda at: f"it has {tokens[at]} tokens of {metric}, over max_tokens {metric}={limit}",
+        )
 
     def _check_member(self, rows: "Rows", metric: str, shape: Columns) -> None:
         """Check the shape of one member of a pair of sequences."""

@@ -1,8 +1,7 @@
 """Every sample, in every epoch: planned once, or in pieces that tile it, or dropped with a reason."""
 
-import math
-from collections.abc import Iterator, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Iterator
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -53,7 +52,7 @@ def place_of(epoch: int, table: MicroBatches, sample: int) -> str:
 
 
 def check_samples(plan: Plan, epoch: int, seqlens: NDArray[np.integer] | None) -> None:
-    """Check the first invariant for one epoch.
+    """Check the first invariant for one epoch; the drops must be in order.
 
     Args:
         plan: the plan.
@@ -62,10 +61,9 @@ def check_samples(plan: Plan, epoch: int, seqlens: NDArray[np.integer] | None) -
 
     Raises:
         InvariantError: a sample is planned twice, or neither planned nor dropped, or in pieces that do not
-            tile it, or dropped for a reason that is not so.
+            tile it.
     """
     checked = _Epoch(plan, epoch, seqlens)
-    checked.check_drops()
     if checked.has_cuts():
         checked.check_pieces()
     else:
@@ -100,40 +98,6 @@ class _Epoch:
         if any(table.starts is not None for table in self._epoch.microbatches()):
             return True
         return any((lost.seqlens < lengths).any() for lost, lengths, _ in self.drops())
-
-    def check_drops(self) -> None:
-        """Check each line of the list of drops on its own."""
-        config = self._plan.config
-        least, most = config.get("filter_min"), config.get("filter_max")
-        for lost, lengths, reasons in self.drops():
-            ids = lost.sample_ids
-            self._refuse((ids < 0) | (ids >= self._plan.num_samples), ids, "is not in the source")
-            unknown = (reasons < 0) | (reasons >= len(DROP_REASONS))
-            self._refuse(unknown, ids, "is dropped for a reason that is not known")
-            too_much = (lost.seqlens < 0) | (lost.seqlens > lengths)
-            self._refuse(too_much, ids, "is dropped with more tokens than it has")
-            for code, reason in enumerate(DROP_REASONS):
-                mine = reasons == code
-                if reason == "empty":
-                    wrong = lengths != 0
-                elif reason == "truncated":
-                    wrong = (lost.seqlens == 0) | (lost.seqlens == lengths)
-                elif reason == "filtered" and config.get("sample_ids") is None:
-                    wrong = np.ones(len(lengths), np.bool_)
-                    wrong &= lengths >= (0 if least is None else least)
-                    wrong &= lengths <= (np.iinfo(np.int64).max if most is None else most)
-                elif reason == "too_long":
-                    wrong = _fits(config, lengths)
-                else:
-                    continue
-                self._refuse(mine & wrong, ids, f"is dropped as {reason}, which it is not", lengths)
-            if self._metric is not None:
-                self._refuse(
-                    self._metric[ids] != lengths,
-                    ids,
-                    "is dropped with another length than in the metrics",
-                    lengths,
-                )
 
     def check_whole_samples(self) -> None:
         """Check that every sample is planned once, or dropped once."""
@@ -264,29 +228,6 @@ class _Epoch:
             at = int(np.argmax(wrong))
             length = "" if lengths is None else f" (seqlen {lengths[at]})"
             raise InvariantError(f"{self._name}: sample {sample_ids[at]}{length} {why}")
-
-
-def _fits(config: Mapping[str, Any], lengths: NDArray[np.int64]) -> NDArray[np.bool_]:
-    """Return which lengths are surely not too long: within max_seqlen, and fit for a micro-batch.
-
-    Bounds that depend on the company of other samples, or on chosen shapes, are left to the planner.
-    """
-    most = config.get("max_seqlen")
-    budget = config["max_tokens"]
-    fits: NDArray[np.bool_] = lengths <= (np.iinfo(np.int64).max if most is None else most)
-    for name in ("num_shapes", "fixed_seqlen", "max_attention"):
-        if config.get(name) is not None:
-            return np.zeros_like(fits)
-    if isinstance(budget, dict) or (config.get("min_samples") or 1) > 1:
-        return np.zeros_like(fits)
-    if config["count"] == "real":
-        fits &= lengths <= budget
-        return fits
-    segment = config.get("pad_segments_to", 1)
-    multiple = math.lcm(config.get("sp_size", 1), config.get("pad_multiple", 1))
-    segments = -(-lengths // segment) * segment
-    fits &= -(-segments // multiple) * multiple <= budget
-    return fits
 
 
 def _collect(parts: Iterator[Pieces], first: int, last: int) -> Pieces:

@@ -124,7 +124,10 @@ class EpochPlanner:
         self.pace.begin(Phase.LAY_OUT, epoch)
         if not limits.packed:
             return microbatches
-        bound = lower_bound(*histogram(pieces.seqlens), limits)
+        # what found no company is in no row
+        lengths, counts = histogram(pieces.seqlens)
+        np.subtract.at(counts, np.searchsorted(lengths, pieces.seqlens[microbatches.leftover]), 1)
+        bound = lower_bound(lengths[counts > 0], counts[counts > 0], limits)
         figures = {"lower_bound": bound, "num_packed": len(microbatches)}
         return replace(microbatches, figures=microbatches.figures | figures)
 

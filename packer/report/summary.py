@@ -102,7 +102,7 @@ class PlanSummary:
     num_packed: int | None
     """Micro-batches that were packed, before some were dropped or copied to make the last step full."""
     design_effect: dict[str, float | None]
-    """By ``seqlen`` and by ``source``: how much more the steps differ in their mix than random ones, as a mean
+    """By ``seqlen`` and by ``source``: how much more the steps differ in their mix than random ones, a mean
     over the epochs. None for one class, one step, or plans of format version 1."""
     order_is_given: bool
     """Whether the user chose the order of the samples, and with it what a step holds."""

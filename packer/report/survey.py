@@ -28,7 +28,7 @@ class FixedSize:
     """The same samples in shuffled batches of a fixed number, padded to the longest of each, and rounded."""
 
     num_rows: int
-    """Samples a batch: as many as a micro-batch of the plan holds on average, hence the same tokens a step."""
+    """Samples a batch: as many as a micro-batch of the plan holds on average: a step has its tokens."""
     padding: float
     """Padded over real tokens, less one."""
     times_largest: float

@@ -1,0 +1,223 @@
+"""What is dropped: each reason only where its option is given, and only for samples that it applies to."""
+
+import hashlib
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from packer.errors import InvariantError
+from packer.plan.bounds import longest_sample, most_samples
+from packer.plan.epoch import DROP_REASONS
+from packer.plan.reader import Plan
+from packer.plan.rows import Dropped
+
+EVERY_EPOCH = -1
+
+# reason -> the options that drop samples for it
+_ASKED_BY = {
+    "filtered": "filter_min, filter_max or sample_ids",
+    "too_long": "too_long=drop",
+    "truncated": "too_long=truncate",
+    "remainder": "remainder=drop and several micro-batches a step",
+    "min_samples": "min_samples over 1",
+}
+
+
+class DropRules:
+    """The rules of one configuration for the list of drops."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        seqlens: NDArray[np.integer] | None,
+        budgeted: Mapping[str, NDArray[np.integer]],
+    ) -> None:
+        """Take the options.
+
+        Args:
+            plan: the plan.
+            seqlens: (num_samples,) the metric that the plan calls seqlen; None where it is unknown.
+            budgeted: (num_samples,) of each metric that has a budget of its own, where known.
+        """
+        self._plan = plan
+        self._config = plan.config
+        self._metric = seqlens
+        self._budgeted = budgeted
+        self._step_size = plan.dp_size * plan.grad_accum
+        self._is_asked = _asked(plan.config, self._step_size)
+        # epoch -> pieces and tokens that fill no step
+        self._remainders = np.zeros((plan.num_epochs, 2), np.int64)
+        self._totals: dict[str, dict[str, int]] = {}
+        self._kept = np.ones(plan.num_samples if plan.config.get("sample_ids") else 0, np.bool_)
+
+    def check(self) -> None:
+        """Check every line on its own.
+
+        Raises:
+            InvariantError: the first drop that no option asks for, or that does not apply to its sample.
+        """
+        for part in self._plan.dropped():
+            self._check_part(part)
+
+    def _check_part(self, part: Dropped) -> None:
+        lines = _Lines(part.epoch, part.sample_id, part.seqlen, part.num_tokens)
+        unknown = (lines.ids < 0) | (lines.ids >= self._plan.num_samples)
+        self._refuse(unknown, lines, "is not in the source")
+        epochs = (lines.epoch < EVERY_EPOCH) | (lines.epoch >= self._plan.num_epochs)
+        self._refuse(epochs, lines, "is dropped in an epoch that is not planned")
+        self._refuse(
+            (lines.lost < 0) | (lines.lost > lines.lengths), lines, "is dropped with more tokens than it has"
+        )
+        if self._metric is not None:
+            other = self._metric[lines.ids] != lines.lengths
+            self._refuse(other, lines, "is dropped with another length than in the metrics", lines.lengths)
+        for code, reason in enumerate(DROP_REASONS):
+            mine = lines.only(part.reason == code)
+            if len(mine.ids):
+                self._check_reason(reason, mine)
+
+    def _check_reason(self, reason: str, lines: "_Lines") -> None:
+        everyone = np.ones(len(lines.ids), np.bool_)
+        if not self._is_asked.get(reason, True):
+            self._refuse(
+                everyone, lines, f"is dropped as {reason}, which takes {_ASKED_BY[reason]}", lines.lengths
+            )
+        in_every = lines.epoch == EVERY_EPOCH
+        if reason == "remainder":
+            self._refuse(in_every, lines, "is dropped as remainder in every epoch")
+            np.add.at(self._remainders, lines.epoch, np.stack([everyone, lines.lost], axis=1))
+        elif reason != "min_samples":
+            self._refuse(~in_every, lines, f"is dropped as {reason} in one epoch only")
+        applies = getattr(self, f"_is_{reason}")(lines)
+        self._refuse(~applies, lines, f"is dropped as {reason}, which it is not", lines.lengths)
+        if in_every.any():
+            totals = self._totals.setdefault(reason, {"num_samples": 0, "num_tokens": 0})
+            totals["num_samples"] += int(np.count_nonzero(in_every))
+            totals["num_tokens"] += int(lines.lost[in_every].sum())
+
+    def _is_filtered(self, lines: "_Lines") -> NDArray[np.bool_]:
+        least, most = self._config.get("filter_min"), self._config.get("filter_max")
+        if len(self._kept):
+            self._kept[lines.ids] = False
+            return np.ones(len(lines.ids), np.bool_)
+        return (lines.lengths < (least or 0)) | (lines.lengths > (lines.lengths if most is None else most))
+
+    def _is_empty(self, lines: "_Lines") -> NDArray[np.bool_]:
+        return lines.lengths == 0
+
+    def _is_too_long(self, lines: "_Lines") -> NDArray[np.bool_]:
+        config, budget = self._config, self._config["max_tokens"]
+        if not isinstance(budget, dict):
+            company = config.get("min_samples") or 1
+            if company > 1 and (config["layout"] == "packed" or config["count"] == "real"):
+                return np.ones(len(lines.ids), np.bool_)  # what fits depends on its companions
+            return lines.lengths > longest_sample(config, company=company)
+        if not set(budget) <= set(self._budgeted):
+            return np.ones(len(lines.ids), np.bool_)  # any member may be the one that is too long
+        too_long = lines.lengths > longest_sample(config, "seqlen")
+        for metric in budget:
+            too_long |= self._budgeted[metric][lines.ids] > longest_sample(config, metric)
+        return too_long
+
+    def _is_truncated(self, lines: "_Lines") -> NDArray[np.bool_]:
+        limit, kept = longest_sample(self._config), lines.lengths - lines.lost
+        if (self._config.get("min_samples") or 1) > 1:
+            return (lines.lost > 0) & (kept > 0) & (kept <= limit)
+        return (lines.lost > 0) & (kept == limit)
+
+    def _is_remainder(self, lines: "_Lines") -> NDArray[np.bool_]:
+        return lines.lost > 0
+
+    def _is_min_samples(self, lines: "_Lines") -> NDArray[np.bool_]:
+        config = self._config
+        if (
+            isinstance(config["max_tokens"], dict)
+            or config["layout"] == "packed"
+            or config["count"] == "real"
+        ):
+            return lines.lost > 0
+        # padded to it, its companions do not fit: only then it is left out of every epoch
+        longest = longest_sample(config, company=config["min_samples"])
+        return (lines.lost > 0) & ((lines.epoch != EVERY_EPOCH) | (lines.lost > longest))
+
+    def check_counts(self) -> None:
+        """Check how much each reason takes, once all else holds.
+
+        Raises:
+            InvariantError: plan.json counts otherwise, or more is dropped than the options can take.
+        """
+        if self._plan.header["dropped"] != self._totals:
+            raise InvariantError(
+                f"dropped is {self._plan.header['dropped']} in plan.json, the rows give {self._totals}"
+            )
+        self._check_remainders()
+        self._check_sample_ids()
+
+    def _check_remainders(self) -> None:
+        """What fills no step is fewer than E micro-batches, each within its bounds."""
+        config, left = self._config, self._step_size - 1
+        budget = config["max_tokens"]
+        tokens = budget.get("seqlen") if isinstance(budget, dict) else budget
+        for epoch, (num_pieces, num_tokens) in enumerate(self._remainders.tolist()):
+            for found, most, unit in (
+                (num_pieces, left * most_samples(config), "samples"),
+                (num_tokens, num_tokens if tokens is None else left * tokens, "tokens"),
+            ):
+                if found > most:
+                    raise InvariantError(
+                        f"epoch {epoch}: {found} {unit} are dropped as remainder, the {left} micro-batches "
+                        f"that a step of {self._step_size} may lack hold at most {most}"
+                    )
+
+    def _check_sample_ids(self) -> None:
+        """Without other filters, what is not filtered out are the samples that were asked for."""
+        stated = self._config.get("sample_ids")
+        if not stated:
+            return
+        kept = np.flatnonzero(self._kept).astype("<i8")
+        by_length = any(self._config.get(name) is not None for name in ("filter_min", "filter_max"))
+        is_other = not by_length and hashlib.sha256(kept.tobytes()).hexdigest() != stated["sha256"]
+        if len(kept) > stated["count"] or is_other:
+            raise InvariantError(
+                f"{len(kept)} samples are not filtered out, they are not the {stated['count']} of sample_ids"
+            )
+
+    def _refuse(
+        self,
+        wrong: NDArray[np.bool_],
+        lines: "_Lines",
+        why: str,
+        lengths: NDArray[np.int64] | None = None,
+    ) -> None:
+        """Raise for the first line that is wrong."""
+        if wrong.any():
+            at = int(np.argmax(wrong))
+            place = "" if lines.epoch[at] == EVERY_EPOCH else f"epoch {lines.epoch[at]}: "
+            length = "" if lengths is None else f" (seqlen {lengths[at]})"
+            raise InvariantError(f"{place}sample {lines.ids[at]}{length} {why}")
+
+
+class _Lines(NamedTuple):
+    """Lines of ``dropped.arrow``."""
+
+    epoch: NDArray[np.int32]
+    ids: NDArray[np.integer]
+    lengths: NDArray[np.int64]
+    lost: NDArray[np.int64]
+
+    def only(self, wanted: NDArray[np.bool_]) -> "_Lines":
+        """Return some of the lines."""
+        return _Lines(*(column[wanted] for column in self))
+
+
+def _asked(config: Mapping[str, Any], step_size: int) -> dict[str, bool]:
+    """Return which reasons the options allow; ``empty`` needs none."""
+    return {
+        "filtered": any(config.get(name) is not None for name in ("filter_min", "filter_max", "sample_ids")),
+        "too_long": config.get("too_long") == "drop",
+        "truncated": config.get("too_long") == "truncate",
+        "remainder": config.get("remainder") == "drop" and step_size > 1,
+        "min_samples": (config.get("min_samples") or 1) > 1,
+    }
