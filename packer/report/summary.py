@@ -1,6 +1,5 @@
 """What a plan does, in numbers: read from its header and from its steps, never from every micro-batch."""
 
-import math
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
@@ -9,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from packer.plan import Plan, main_metric
+from packer.plan.design_effect import NUM_CLASSES
 from packer.wording import counted
 
 QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
@@ -23,6 +23,8 @@ LARGE_REMAINDER = 0.05
 WIDE_LR_RANGE = 4.0
 """A factor that spans more than this is worth a warning."""
 
+STEPS_TO_DEAL = 8
+"""Fewer steps in an epoch leave dealing no choice."""
 MIXED_STEPS = 1.1
 """A design effect up to this is that of random steps."""
 
@@ -323,16 +325,35 @@ def _mix_note(plan: Plan, effect: float, tokens: Distribution) -> str:
         return f"{worth} samples of a row are alike in length; --packing mixed makes every row a mix"
     if config.get("same_num_samples") or config.get("same_seqlen"):
         return f"{worth} its micro-batches have one shape; --layout packed gives them one shape and a mix"
-    # micro-batches that are dealt to steps add up to the epoch's mix: so many times more are surely enough
-    multiple = config.get("accum_multiple", 1)
-    accum = -(-math.ceil(plan.grad_accum * effect) // multiple) * multiple
+    accum = _accum_that_mixes(plan, effect)
     more = f"--grad-accum {accum}, or --step-tokens {_rounded(tokens.mean * accum / plan.grad_accum)}"
     if plan.layout == "packed":
         return f"{worth} a row holds few samples; more rows a step mix it ({more})"
-    return (
-        f"{worth} samples of a micro-batch are alike in length; "
-        f"about {accum * plan.dp_size:,} micro-batches a step mix it ({more}), or --layout packed"
-    )
+    worth = f"{worth} samples of a micro-batch are alike in length"
+    if (
+        max(counts["num_microbatches"] for counts in plan.header["epochs"])
+        < STEPS_TO_DEAL * accum * plan.dp_size
+    ):
+        return f"{worth}; --layout packed mixes them (the data set is too small to deal them to steps)"
+    return f"{worth}; {accum * plan.dp_size:,} micro-batches a step mix it ({more}), or --layout packed"
+
+
+def _accum_that_mixes(plan: Plan, effect: float) -> int:
+    """Return the micro-batches a rank with which dealing makes steps alike.
+
+    Mixed rows need a few to even out what chance leaves. Where each micro-batch is of one class of lengths, E
+    of them in a step leave a design effect of about e · (1 − E/16), e that of single ones; one of each of the
+    16 classes leaves a tenth of e, two a 25th.
+    """
+    step_size = plan.dp_size * plan.grad_accum
+    single = effect / max(1 - step_size / NUM_CLASSES, 1 / NUM_CLASSES)
+    wanted = NUM_CLASSES if single <= 10 else 2 * NUM_CLASSES
+    if step_size >= NUM_CLASSES:
+        wanted = (step_size // NUM_CLASSES + 1) * NUM_CLASSES
+    if plan.layout == "packed":
+        wanted = max(4, 2 * step_size)
+    multiple = plan.config.get("accum_multiple", 1) * plan.dp_size
+    return -(-wanted // multiple) * plan.config.get("accum_multiple", 1)
 
 
 def ratio(value: float) -> str:

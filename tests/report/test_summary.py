@@ -217,23 +217,26 @@ def plan_of(steps, *, stated=None, **options):
     return summarize(plan_in_memory(plans.facts(lengths, **options), [epoch], dropped=plans.drops()))
 
 
-APART = [[[1] * 8], [[8]]] * 4
+APART = [[[1] * 8], [[8]]] * 80
 
 
 @pytest.mark.parametrize(
     ("options", "cure"),
     [
-        ({"packing": "windowed"}, r"--grad-accum 8, or --step-tokens 64\), or --layout packed$"),
+        (
+            {"packing": "windowed"},
+            r"16 micro-batches .*--grad-accum 16, or --step-tokens 130\), or --layout packed$",
+        ),
         (
             {"packing": "windowed", "accum_multiple": 3},
-            r"about 9 micro-batches .*--grad-accum 9, or --step-tokens 72",
+            r"18 micro-batches .*--grad-accum 18, or --step-tokens 140",
         ),
         ({"packing": "windowed", "same_seqlen": True}, "one shape; --layout packed"),
         ({"packing": "best-fit", "layout": "packed"}, "--packing mixed makes every row a mix"),
         ({"packing": "next-fit", "layout": "packed"}, "--packing mixed makes every row a mix"),
         (
             {"packing": "mixed", "layout": "packed"},
-            r"more rows a step mix it \(--grad-accum 8, or --step-tokens 64\)",
+            r"more rows a step mix it \(--grad-accum 4, or --step-tokens 32\)",
         ),
     ],
 )
@@ -256,6 +259,21 @@ def test_of_a_given_order_no_more_is_asked(options):
     assert summary.design_effect["seqlen"] > 1.1
     assert summary.notes == ()
     assert "(by the order given)" in "\n".join(summary_lines(summary))
+
+
+@pytest.mark.parametrize(
+    ("dp_size", "grad_accum", "effect", "wanted"), [(8, 1, 4.0, 2), (2, 2, 20.0, 16), (8, 2, 1.8, 4)]
+)
+def test_micro_batches_that_mix_a_step_are_multiples_of_the_classes(dp_size, grad_accum, effect, wanted):
+    steps = [[[1]] * dp_size * grad_accum] * 400
+    summary = plan_of(steps, stated=effect, dp_size=dp_size, grad_accum=grad_accum, packing="windowed")
+    assert f"{wanted * dp_size} micro-batches a step mix it (--grad-accum {wanted}, " in summary.notes[0]
+
+
+def test_a_small_data_set_is_not_told_to_take_steps_that_it_does_not_fill():
+    (note,) = plan_of(APART[:20], stated=8.0, packing="windowed").notes
+    assert "--grad-accum" not in note
+    assert "--layout packed mixes them (the data set is too small to deal them to steps)" in note
 
 
 def test_mixed_steps_have_no_note():
