@@ -83,7 +83,7 @@ def check(folder, seqlens=None, loss_tokens=None):
         check_coverage(rows, mine, header, seqlens)
         check_drops(mine, config)
         check_kept(rows, mine, header)
-        check_counts(rows, [row for row in mine if row["epoch"] == epoch], header["epochs"][epoch])
+        check_counts(rows, mine, header["epochs"][epoch])
         check_mix(steps, by_step, header["epochs"][epoch])
         check_imbalance(by_step, config, header["epochs"][epoch])
     if config.get("num_shapes") is not None:
@@ -316,7 +316,8 @@ def surely_fits(length, config, company=1):
     return (length if real else company * padded) <= budget
 
 
-def check_counts(rows, dropped, counts):
+def check_counts(rows, all_dropped, counts):
+    dropped = [row for row in all_dropped if row["epoch"] is not None]
     planned = [row for row in rows if not row["is_filler"] and not row["is_repeat"]]
     assert counts["num_microbatches"] == len(rows)
     assert counts["num_fillers"] == sum(row["is_filler"] for row in rows)
@@ -324,13 +325,37 @@ def check_counts(rows, dropped, counts):
     assert counts["num_tokens"] == sum(row["num_tokens"] for row in planned)
     starts = [start for row in planned for start in row.get("starts", [0] * row["num_samples"])]
     assert counts["num_samples"] == starts.count(0)
-    assert counts["dropped"] == drop_counts(dropped)
+    cut = any("starts" in row for row in rows)
+    begun = {
+        sample
+        for row in planned
+        for sample, start in zip(row["sample_ids"], row.get("starts", [0] * row["num_samples"]), strict=True)
+        if start == 0
+    }
+    assert counts["dropped"] == drop_counts(dropped, begun if cut else ())
+    in_pieces = {
+        sample
+        for row in rows
+        for sample, start in zip(row["sample_ids"], row.get("starts", [0] * row["num_samples"]), strict=True)
+        if start > 0
+    }
+    in_pieces |= {row["sample_id"] for row in all_dropped if row["num_tokens"] < row["seqlen"]}
+    assert counts["num_cut"] == len(in_pieces)
 
 
-def drop_counts(dropped):
+def drop_counts(dropped, begun=()):
+    """Samples and tokens by reason; a sample in pieces counts where its first one is."""
+    first = {}
+    for at, row in enumerate(dropped):
+        first.setdefault(row["sample_id"], at)
+    counted = [
+        at
+        for at, row in enumerate(dropped)
+        if first[row["sample_id"]] == at and row["sample_id"] not in begun
+    ]
     return {
         reason: {
-            "num_samples": sum(row["reason"] == reason for row in dropped),
+            "num_samples": sum(dropped[at]["reason"] == reason for at in counted),
             "num_tokens": sum(row["num_tokens"] for row in dropped if row["reason"] == reason),
         }
         for reason in {row["reason"] for row in dropped}

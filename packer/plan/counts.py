@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from packer.plan.epoch import DROP_REASONS, DroppedSamples
+from packer.plan.epoch import DROP_REASONS, DroppedSamples, PlannedEpoch
 
 
 class ShapeTable:
@@ -79,14 +79,26 @@ def time_lost(costs: NDArray[np.int64], dp_size: int, grad_accum: int) -> tuple[
     return by_slots * dp_size / total - 1, by_steps * dp_size / total - 1
 
 
-def drop_counts(dropped: DroppedSamples) -> dict[str, dict[str, int]]:
-    """Return reason → samples and tokens."""
+def drop_counts(
+    dropped: DroppedSamples, is_begun: NDArray[np.bool_] | None = None
+) -> dict[str, dict[str, int]]:
+    """Return reason → samples and tokens.
+
+    Args:
+        dropped: in the order of the samples.
+        is_begun: (num_samples,) whose first piece is planned; None where samples are whole. One in pieces counts
+            where its first one is, so that none counts twice.
+    """
     counts = {}
+    is_sample = np.ones(len(dropped.sample_ids), np.bool_)
+    if is_begun is not None:
+        is_sample = ~is_begun[dropped.sample_ids]
+        is_sample[1:] &= dropped.sample_ids[1:] != dropped.sample_ids[:-1]
     for code, reason in enumerate(DROP_REASONS):
         mine = dropped.reasons == code
         if mine.any():
             counts[reason] = {
-                "num_samples": int(np.count_nonzero(mine)),
+                "num_samples": int(np.count_nonzero(mine & is_sample)),
                 "num_tokens": int(dropped.num_tokens[mine].sum()),
             }
     return counts
@@ -100,3 +112,20 @@ def whole_samples(arrays: dict[str, Any]) -> NDArray[np.integer]:
     offsets, starts = arrays["starts"]
     begun: NDArray[np.int64] = np.concatenate(([0], np.cumsum(starts == 0, dtype=np.int64)))[offsets]
     return np.diff(begun)
+
+
+class Cuts:
+    """Which samples of one epoch are in pieces, and whose first piece is planned."""
+
+    def __init__(self, epoch: PlannedEpoch, always: DroppedSamples, num_samples: int) -> None:
+        self.is_begun: NDArray[np.bool_] | None = None
+        self.num_cut = 0
+        if epoch.starts is None:
+            return
+        self.is_begun, is_cut = np.zeros((2, num_samples), np.bool_)
+        is_copy = np.repeat(epoch.is_filler | epoch.is_repeat, np.diff(epoch.offsets))
+        self.is_begun[epoch.sample_ids[(epoch.starts == 0) & ~is_copy]] = True
+        is_cut[epoch.sample_ids[epoch.starts > 0]] = True
+        for lost in (always, epoch.dropped):
+            is_cut[lost.sample_ids[lost.num_tokens < lost.seqlens]] = True
+        self.num_cut = int(np.count_nonzero(is_cut))

@@ -1,7 +1,7 @@
 """Every sample, in every epoch: planned once, or in pieces that tile it, or dropped with a reason."""
 
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -198,23 +198,42 @@ class _Epoch:
             raise InvariantError(
                 f"{self._name}: {tokens} tokens planned + {lost} dropped are not the source's {source}"
             )
-        for name, actual in (("num_tokens", tokens), ("num_samples", samples), ("dropped", self._losses())):
-            if counts[name] != actual:
+        actual = {"num_tokens": tokens, "num_samples": samples} | self._losses()
+        for name, value in actual.items():
+            if counts[name] != value:
                 raise InvariantError(
-                    f"{self._name}: {name} is {counts[name]} in plan.json, the rows give {actual}"
+                    f"{self._name}: {name} is {counts[name]} in plan.json, the rows give {value}"
                 )
 
-    def _losses(self) -> dict[str, dict[str, int]]:
-        """Return reason → samples and tokens that this epoch alone does not plan."""
+    def _losses(self) -> dict[str, Any]:
+        """Return what this epoch alone does not plan, by reason, and how many samples are cut.
+
+        A sample in pieces counts where its first one is; format version 1 counts its pieces.
+        """
+        counts_pieces = self._plan.header["version"] < 2
+        # (num_samples,) planned or counted already, and in pieces
+        is_counted, is_cut = np.zeros((2, self._plan.num_samples), np.bool_)
+        for _, pieces in self.planned():
+            is_counted[pieces.sample_ids[pieces.starts == 0]] = True
+            is_cut[pieces.sample_ids[pieces.starts > 0]] = True
+        for _, pieces in pieces_of(self._epoch, copies=True):
+            is_cut[pieces.sample_ids[pieces.starts > 0]] = True
         losses: dict[str, dict[str, int]] = {}
         for part in self._plan.dropped():
-            for code, reason in enumerate(DROP_REASONS):
-                mine = (part.epoch == self._number) & (part.reason == code)
-                if mine.any():
-                    counts = losses.setdefault(reason, {"num_samples": 0, "num_tokens": 0})
-                    counts["num_samples"] += int(np.count_nonzero(mine))
-                    counts["num_tokens"] += int(part.num_tokens[mine].sum())
-        return losses
+            of_epoch = (part.epoch == -1) | (part.epoch == self._number)
+            is_cut[part.sample_id[of_epoch & (part.num_tokens < part.seqlen)]] = True
+            mine = np.flatnonzero(part.epoch == self._number)
+            ids, reasons = part.sample_id[mine], part.reason[mine]
+            is_first = np.zeros(len(ids), np.bool_)
+            is_first[np.unique(ids, return_index=True)[1]] = True
+            is_sample = counts_pieces | (is_first & ~is_counted[ids])
+            is_counted[ids] = True
+            for code in np.unique(reasons).tolist():
+                counts = losses.setdefault(DROP_REASONS[code], {"num_samples": 0, "num_tokens": 0})
+                counts["num_samples"] += int(np.count_nonzero(is_sample & (reasons == code)))
+                counts["num_tokens"] += int(part.num_tokens[mine][reasons == code].sum())
+        num_cut = {} if counts_pieces else {"num_cut": int(np.count_nonzero(is_cut))}
+        return {"dropped": losses} | num_cut
 
     def _refuse(
         self,

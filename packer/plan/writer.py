@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from packer._version import __version__
 from packer.arrays import to_arrow
 from packer.plan import schema
-from packer.plan.counts import ShapeTable, drop_counts, time_lost, whole_samples
+from packer.plan.counts import Cuts, ShapeTable, drop_counts, time_lost, whole_samples
 from packer.plan.digest import HEADER_HASH, content_hash, header_hash
 from packer.plan.epoch import DroppedSamples, PlannedEpoch
 from packer.plan.facts import PlanFacts
@@ -126,11 +126,13 @@ def _write_tables(
             name = schema.steps_file(number)
             files[name] = _write_steps(tables, name, epoch, totals)
             drops.append(number, epoch.dropped)
+            cuts = Cuts(epoch, dropped, facts.num_samples)
             counts.append(
                 tensor_counts
                 | {
+                    "num_cut": cuts.num_cut,
                     "design_effect": epoch.design_effect,
-                    "dropped": drop_counts(epoch.dropped),
+                    "dropped": drop_counts(epoch.dropped, cuts.is_begun),
                     "figures": epoch.figures,
                 }
             )

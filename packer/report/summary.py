@@ -82,8 +82,10 @@ class PlanSummary:
     planned_samples: int
     """Without fillers and repeats."""
     planned_tokens: int
+    cut_samples: int | None
+    """In pieces, or planned in part; None for plans of format version 1."""
     dropped: dict[str, dict[str, int]]
-    """Reason → num_samples and num_tokens."""
+    """Reason → num_samples and num_tokens; a sample in pieces counts where its first one is."""
     real_tokens: int
     """Tokens that train: repeats included, fillers not."""
     padded_tokens: int
@@ -179,6 +181,7 @@ def summarize(plan: Plan) -> PlanSummary:
         source_tokens=header["num_tokens"],
         planned_samples=totals["num_samples"],
         planned_tokens=totals["num_tokens"],
+        cut_samples=sum(counts["num_cut"] for counts in epochs) if header["version"] >= 2 else None,
         dropped=_dropped(plan),
         real_tokens=sum(int(table.num_tokens.sum()) for table in _steps(plan)),
         padded_tokens=totals["num_padded_tokens"],

@@ -26,6 +26,8 @@ def facts(summary: PlanSummary) -> Iterator[tuple[str, str]]:
     """Yield what a person wants to know: a label and a sentence."""
     yield "steps", _steps(summary)
     yield "samples planned", _share(summary.planned_samples, _per_source(summary))
+    if summary.cut_samples:
+        yield "samples cut", _share(summary.cut_samples, _per_source(summary))
     for reason, counts in by_tokens(summary.dropped):
         tokens = f", {amount(counts['num_tokens'])} tokens" if counts["num_tokens"] else ""
         yield f"dropped {reason}", f"{_share(counts['num_samples'], _per_source(summary))}{tokens}"

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from packer.plan import plan_in_memory
+from packer.planner import PlanConfig, make_plan
 from packer.report import summarize, summary_lines
 from packer.report import summary as summary_module
 from tests import plans
@@ -300,3 +301,13 @@ def test_figures_of_pairs_name_the_metric_they_are_of():
     facts = plans.facts([3, 5], max_tokens={"source": 10, "target": 8})
     lines = list(summary_lines(summarize(plan_in_memory(facts, [plans.epoch([row])], dropped=plans.drops()))))
     assert any(line.startswith("  padding, source      ") for line in lines)
+
+
+def test_a_sample_in_pieces_counts_once_and_cut_ones_are_counted():
+    seqlens = [9, 9, 3, 3]  # in pieces of 4: two rows a step, a remainder
+    config = PlanConfig(max_tokens=4, layout="packed", too_long="split", order="sequential", grad_accum=3)
+    summary = summarize(make_plan(seqlens, config))
+    assert summary.cut_samples == 2
+    assert sum(counts["num_samples"] for counts in summary.dropped.values()) + summary.planned_samples == 4
+    assert summary.planned_tokens + sum(counts["num_tokens"] for counts in summary.dropped.values()) == 24
+    assert "  samples cut          2 of 4 (50.0%)" in list(summary_lines(summary))
