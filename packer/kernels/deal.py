@@ -23,6 +23,15 @@ _LANES = 16
 _FINENESS = 64
 
 
+def window_edges(num_microbatches, step_size):
+    """Return the (W + 1,) edges of windows of 64 to 127 steps, or of one window with fewer."""
+    num_steps = num_microbatches // step_size
+    num_windows = max(1, num_steps // MIN_STEPS)
+    edges = np.arange(num_windows + 1, dtype=np.int64) * num_steps // num_windows * step_size
+    edges[-1] = num_microbatches
+    return edges
+
+
 @jit
 def deal(hist, step_size, edges, first, last, targets, key, order):
     """Put the micro-batches of windows [first, last) into the order of their steps.
