@@ -23,8 +23,6 @@ from packer.planner.threads import chunk_edges, run_chunks
 NO_SOURCES = np.empty(0, np.int32)
 NO_FILLERS = np.empty(0, np.bool_)
 HIDDEN_SIZE = 4096
-BALANCE_SHARE = 0.25
-"""Of the spread of random steps: what balancing may spend."""
 
 
 class Packed(NamedTuple):
@@ -133,7 +131,7 @@ def balanced(name: str, packed: Packed) -> None:
         slots = order.copy()
         balance.even_out_slots(costs, size, ranks, 0, num_steps, np.uint64(1), slots)
         inside = _lost(costs, slots, size, ranks)
-        spread = BALANCE_SHARE * mix.random_spread(*packed.distinct, packed.bounds, num_steps)
+        spread = balance.SPREAD_SHARE * mix.random_spread(*packed.distinct, packed.bounds, num_steps)
         between = order.copy()
         balance.even_out_steps(
             hist, costs, size, ranks, edges, 0, len(edges) - 1, packed.targets, spread, np.uint64(1), between

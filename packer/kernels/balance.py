@@ -1,4 +1,4 @@
-"""Even costs over the data-parallel ranks: what each micro-batch holds, and columns of equal cost."""
+"""Even costs over the data-parallel ranks: what micro-batches cost, who runs with whom, and the time lost."""
 
 import numpy as np
 
@@ -11,6 +11,9 @@ NEAR = 16
 
 SWEEPS = 8
 """Partners that every micro-batch tries."""
+
+SPREAD_SHARE = 0.25
+"""Of the spread that random steps would have: how far exchanges may take a step from the epoch's mix."""
 
 
 @jit
