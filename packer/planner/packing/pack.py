@@ -10,7 +10,7 @@ from packer.planner.order.orders import permutation, subkey
 from packer.planner.packing.apart import keep_apart
 from packer.planner.packing.best_fit import best_fit
 from packer.planner.packing.company import with_company
-from packer.planner.packing.microbatches import IntArray, MicroBatches
+from packer.planner.packing.microbatches import IntArray, MicroBatches, concatenate, reindex
 from packer.planner.packing.mixed import mixed
 from packer.planner.packing.next_fit import next_fit
 from packer.planner.packing.pairs import windowed_pairs
@@ -31,15 +31,7 @@ def pack(
     """
     width = group_width(config)
     if config.packing == "next-fit":
-        return next_fit(
-            lengths,
-            owners,
-            limits,
-            order=config.order,
-            width=width,
-            same_seqlen=config.same_seqlen,
-            key=key,
-        )
+        return _in_given_order(lengths, owners, limits, config, key)
     if len(lengths) > 1:
         return windowed_pairs(
             lengths, limits, window=config.window, width=width, same_seqlen=config.same_seqlen, key=key
@@ -59,6 +51,32 @@ def pack(
             key=key,
         )
     return _amend(packs, config.packing, lengths, owners, limits, key) if limits.packed else packs
+
+
+def _in_given_order(
+    lengths: IntArray, owners: IntArray | None, limits: Limits, config: PlanConfig, key: np.uint64
+) -> MicroBatches:
+    """Pack samples in their order; by length, what fills no step is not the longest, epoch after epoch."""
+
+    def packed(part: IntArray | None) -> MicroBatches:
+        chosen = lengths if part is None else np.ascontiguousarray(lengths[:, part])
+        microbatches = next_fit(
+            chosen,
+            owners if owners is None or part is None else owners[part],
+            limits,
+            order=config.order,
+            width=group_width(config),
+            same_seqlen=config.same_seqlen,
+            key=key,
+        )
+        return microbatches if part is None else reindex(microbatches, part)
+
+    num_samples = lengths.shape[1]
+    spare = num_samples % group_width(config)
+    if config.order != "seqlen" or spare in (0, num_samples):
+        return packed(None)
+    drawn = permutation(num_samples, subkey(key, 5)).astype(np.int64)
+    return concatenate([packed(np.sort(drawn[spare:])), packed(np.sort(drawn[:spare]))])
 
 
 def group_width(config: PlanConfig) -> int:
