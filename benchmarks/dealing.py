@@ -15,11 +15,11 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
-from packer.planner.order.threads import chunk_edges, run_chunks
 
 from packer.kernels import balance, deal, mix
 from packer.plan.counts import time_lost
 from packer.planner import PlanConfig, make_plan
+from packer.planner.order.threads import chunk_edges, run_chunks
 
 NO_SOURCES = np.empty(0, np.int32)
 NO_FILLERS = np.empty(0, np.bool_)

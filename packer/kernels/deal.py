@@ -24,10 +24,10 @@ _LANES = 16
 _FINENESS = 64
 
 
-def window_edges(num_microbatches: int, step_size: int) -> NDArray[np.int64]:
-    """Return the (W + 1,) edges of windows of 64 to 127 steps, or of one window with fewer."""
+def window_edges(num_microbatches: int, step_size: int, num_steps_wanted: int = 0) -> NDArray[np.int64]:
+    """Return the (W + 1,) edges of windows of at least 64 steps, or as many as wanted; of one with fewer."""
     num_steps = num_microbatches // step_size
-    num_windows = max(1, num_steps // MIN_STEPS)
+    num_windows = max(1, num_steps // max(MIN_STEPS, num_steps_wanted))
     edges = np.arange(num_windows + 1, dtype=np.int64) * num_steps // num_windows * step_size
     edges[-1] = num_microbatches
     return edges

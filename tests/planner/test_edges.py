@@ -69,6 +69,8 @@ def test_tiny_data_against_many_ranks_names_the_cure():
     with pytest.raises(EmptyPlanError, match="2 empty"):
         make_plan([0, 0], PlanConfig(max_tokens=10))
     with pytest.raises(EmptyPlanError, match="--min-samples"):
+        make_plan([4], PlanConfig(max_tokens=12, min_samples=2))
+    with pytest.raises(SampleTooLongError, match="--min-samples 2 with the shortest others"):
         make_plan([4, 9], PlanConfig(max_tokens=12, min_samples=2))
 
 

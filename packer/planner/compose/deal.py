@@ -36,11 +36,11 @@ def deal(
     is_asked_for = config.order != "random" or config.curriculum is not None
     if step_size == 1 or num_steps < 2 or is_asked_for or microbatches.in_steps or len(mix.bounds) < 2:
         return order
-    edges = kernels.window_edges(len(microbatches), step_size)
-    num_windows = len(edges) - 1
     key = key_for(config.seed, epoch, Purpose.DEALING)
+    evens_out = config.balance != "none" and config.dp_size > 1 and config.balance_steps > 1
+    edges = kernels.window_edges(len(microbatches), step_size, config.balance_steps if evens_out else 0)
+    num_windows = len(edges) - 1
     spread = balance_kernels.SPREAD_SHARE * mix.random_spread(num_steps)
-    evens_out = config.balance != "none" and config.dp_size > 1
 
     def work(_: int, first: int, last: int) -> None:
         inside = slice(int(edges[first]), int(edges[last]))

@@ -5,8 +5,9 @@ from dataclasses import replace
 import numpy as np
 
 from packer.kernels.limits import Limits
+from packer.planner.choose.limits import limits_for
 from packer.planner.config import PlanConfig
-from packer.planner.order.orders import permutation, subkey
+from packer.planner.order.orders import histogram, permutation, subkey
 from packer.planner.packing.apart import keep_apart
 from packer.planner.packing.best_fit import best_fit
 from packer.planner.packing.company import with_company
@@ -15,6 +16,16 @@ from packer.planner.packing.mixed import mixed
 from packer.planner.packing.next_fit import next_fit
 from packer.planner.packing.pairs import windowed_pairs
 from packer.planner.packing.windowed import windowed
+from packer.planner.shape import choose_shapes
+
+
+def limits_of(config: PlanConfig, seqlens: IntArray) -> Limits:
+    """Return the bounds of a micro-batch; in the padded layout few shapes are chosen before packing."""
+    if config.num_shapes is None or config.layout == "packed":
+        return limits_for(config)
+    lengths, counts = histogram(seqlens)
+    shapes = choose_shapes(lengths, counts, num_shapes=config.num_shapes, multiple=config.padded_multiple)
+    return limits_for(config, shapes)
 
 
 def pack(

@@ -78,11 +78,14 @@ def _pack_windows(
         )
 
     def best_fit(span: NDArray[np.int64], room: NDArray[np.int64], left: NDArray[np.int64]) -> int:
-        levels = bitmap_levels(budget + 1)
+        # a row never holds more than all samples: tables by room are no longer than that
+        most = min(budget, int(lengths[0].sum(dtype=np.int64)) * limits.segment_multiple)
+        bounds = limits._replace(budgets=np.array([most]))
+        levels = bitmap_levels(most + 1)
         words = np.zeros(int(levels[-1]), np.uint64)
-        heads = np.zeros(budget + 1, np.int32)
+        heads = np.zeros(most + 1, np.int32)
         return int(
-            kernels.best_fit_windows(entries, span, bits, limits, levels, words, heads, room[0], room[1])
+            kernels.best_fit_windows(entries, span, bits, bounds, levels, words, heads, room[0], room[1])
         )
 
     stretches, leftover = _run_windows(best_fit if limits.packed else partition, edges)
