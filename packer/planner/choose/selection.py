@@ -128,8 +128,10 @@ def _companies(
         )
     companies = {}
     for metric in config.budgets:
-        shortest = np.partition(lengths[metric][is_there], others - 1)[:others] if num_there else []
-        companies[metric] = least_company(np.asarray(shortest, np.int64), config)
+        shortest: IntArray = np.empty(0, np.int64)
+        if num_there:
+            shortest = np.partition(lengths[metric][is_there], others - 1)[:others]
+        companies[metric] = least_company(shortest.astype(np.int64), config)
     return companies
 
 
