@@ -25,7 +25,7 @@ from packer.runtime.ulysses import UlyssesAttention
 OUT = Path("demo-output")
 SOURCE, TOKENIZER = DATA / "instructions.jsonl.gz", DATA / "tokenizer.json"
 
-MAX_TOKENS = 8384  # about what eight batches of eight shuffled samples hold: both runs take as many updates
+MAX_TOKENS = 8448  # about what eight batches of eight shuffled samples hold: both runs take as many updates
 MAX_SEQLEN = 1024
 STEPS = 30
 NUM_HELD_OUT = 200
