@@ -1,6 +1,7 @@
 """``packer analyze``."""
 
 import json
+import re
 import shlex
 from dataclasses import asdict
 from functools import partial
@@ -23,6 +24,8 @@ LENGTH = "What the length of a sample is"
 METRICS = "Further metrics and files"
 RUN = "How it runs"
 OUTPUT = "Output"
+
+_ESCAPED = re.compile(r"\\([nt\\])")
 
 
 @click.command(cls=GroupedCommand)
@@ -48,6 +51,48 @@ OUTPUT = "Output"
 )
 @grouped(LENGTH, "--text-column", metavar="NAME", help="String column, counted in tokens of --tokenizer.")
 @grouped(LENGTH, "--messages-column", metavar="NAME", help="Chats, counted through the tokenizer's template.")
+@grouped(
+    LENGTH,
+    "--prompt-column",
+    metavar="NAME",
+    help="What the model is given: texts, or messages for the tokenizer's template.",
+)
+@grouped(
+    LENGTH,
+    "--completion-column",
+    "completion_columns",
+    multiple=True,
+    metavar="NAME",
+    help="What it is to answer. Repeat as METRIC=NAME for pairs: chosen=chosen and rejected=rejected.",
+)
+@grouped(
+    LENGTH,
+    "--text-template",
+    metavar="TEXT",
+    help="Columns in braces, joined to a text: '{instruction}\\n{input}\\n{response}'. A line whose columns "
+    "are all empty is left out.",
+)
+@grouped(
+    LENGTH, "--completion-template", metavar="TEXT", help="What comes behind --text-template, and trains."
+)
+@grouped(
+    LENGTH,
+    "--train-on",
+    type=click.Choice(["assistant", "completion", "all"]),
+    help="What the loss is on.  [default: assistant of chats, completion of prompts, all of texts]",
+)
+@grouped(
+    LENGTH,
+    "--eos/--no-eos",
+    default=None,
+    help="Append the tokenizer's end token to texts.  [default: to prompts and templates alone]",
+)
+@grouped(
+    LENGTH,
+    "--tools-column",
+    metavar="NAME",
+    help="Tools that the template of chats describes.  [default: tools, where there is such a column]",
+)
 @grouped(LENGTH, "--tokenizer", metavar="FILE|DIR", help="A tokenizer.json, or a folder that holds one.")
 @grouped(
     LENGTH,
@@ -107,6 +152,9 @@ def analyze(
     out: Path,
     tokens_columns: tuple[str, ...],
     length_columns: tuple[str, ...],
+    completion_columns: tuple[str, ...],
+    text_template: str | None,
+    completion_template: str | None,
     no_shift: bool,
     write_tokens: Path | None,
     as_json: bool,
@@ -121,6 +169,7 @@ def analyze(
     \b
     packer analyze data.parquet --tokens-column input_ids --out metrics
     packer analyze docs.jsonl.gz --text-column text --tokenizer tokenizer.json --out metrics
+    packer analyze chats.jsonl --messages-column messages --tokenizer model --out metrics
     """  # noqa: D301 (the escape is click's)
     with ProgressDisplay("reading") as display:
         result = analyze_source(
@@ -128,6 +177,9 @@ def analyze(
             out=out,
             tokens_column=_columns("--tokens-column", tokens_columns),
             length_column=_columns("--length-column", length_columns),
+            completion_column=_columns("--completion-column", completion_columns),
+            text_template=_unescaped(text_template),
+            completion_template=_unescaped(completion_template),
             shift=not no_shift,
             write_tokens=write_tokens,
             progress=partial(_show, display),
@@ -161,6 +213,13 @@ def _columns(option: str, values: tuple[str, ...]) -> str | dict[str, str] | Non
     return named
 
 
+def _unescaped(template: str | None) -> str | None:
+    r"""Read ``\n`` and ``\t``, which a shell passes as they are typed, as line end and tab."""
+    if template is None:
+        return None
+    return _ESCAPED.sub(lambda found: {"n": "\n", "t": "\t"}.get(found[1], found[1]), template)
+
+
 def _for_people(result: AnalyzeResult, prefix: Path | None) -> str:
     manifest = result.manifest
     lines = [
@@ -180,6 +239,11 @@ def _for_people(result: AnalyzeResult, prefix: Path | None) -> str:
     are = "is" if manifest.num_nulls == 1 else "are"
     nulls = counted(manifest.num_nulls, "sample")
     lines.append(f"  {nulls} {are} null, {manifest.num_empties:,} empty: of length 0")
+    if result.trained_part is not None:
+        lines.append(
+            f"  loss on {result.num_loss_tokens:,} of {counted(result.main.total, 'token')} "
+            f"({result.trained_part})"
+        )
     if prefix is not None:
         lines.append(f"Token files: {prefix}.bin, {prefix}.idx")
     lines += [f"Warning: {warning}" for warning in result.warnings]
@@ -219,6 +283,7 @@ def _for_machines(result: AnalyzeResult) -> dict[str, Any]:
         "num_empties": manifest.num_empties,
         "metrics": {name: asdict(summary) for name, summary in manifest.metrics.items()},
         "definition": manifest.definition,
+        "loss": {"tokens": result.num_loss_tokens, "of": result.main.total, "on": result.trained_part},
         "warnings": list(result.warnings),
         "seconds": round(result.seconds, 3),
         "num_units_reused": result.num_units_reused,

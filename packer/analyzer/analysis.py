@@ -11,7 +11,7 @@ from typing import Any
 
 from packer.analyzer.executors import choose_executor
 from packer.analyzer.journal import Journal
-from packer.analyzer.options import ColumnChoice, define_length
+from packer.analyzer.options import ColumnChoice, LengthOptions, define_length
 from packer.analyzer.progress import Listener
 from packer.analyzer.result import AnalyzeResult, suspicions
 from packer.analyzer.sample_metrics import MetricFunction, resolve_metrics
@@ -29,6 +29,7 @@ from packer.errors import (
 from packer.metrics import MANIFEST_NAME
 from packer.publish import check_target, published_directory
 from packer.samples import check_definition
+from packer.samples.definition import TrainOn
 from packer.samples.tokenizer import Counter
 from packer.sources import Source, open_source
 
@@ -45,9 +46,16 @@ def analyze(
     length_column: ColumnChoice = None,
     text_column: str | None = None,
     messages_column: str | None = None,
+    prompt_column: str | None = None,
+    completion_column: ColumnChoice = None,
+    text_template: str | None = None,
+    completion_template: str | None = None,
     tokenizer: str | os.PathLike[str] | None = None,
     special_tokens: bool = True,
     counter: Counter = "tokenizers",
+    train_on: TrainOn | None = None,
+    eos: bool | None = None,
+    tools_column: str | None = None,
     labels_column: str | None = None,
     shift: bool = True,
     metrics: Sequence[str | MetricFunction] = (),
@@ -59,7 +67,7 @@ def analyze(
     overwrite: bool = False,
     progress: Listener | None = None,
 ) -> AnalyzeResult:
-    """Measure every sample of a data set and write a metrics directory.
+    r"""Measure every sample of a data set and write a metrics directory.
 
     Exactly one length definition is given; a ``.bin/.idx`` source needs none. A run that was interrupted
     goes on where it was when started again, if the data set, the definition and the version are the same.
@@ -71,9 +79,19 @@ def analyze(
         length_column: integer column that holds the length; or a mapping.
         text_column: string column to tokenize.
         messages_column: column of chats, tokenized through the tokenizer's template.
+        prompt_column: column of what comes before a completion: texts, or messages.
+        completion_column: column of what is to be learnt; ``{metric: column}`` for pairs, such as
+            ``{"chosen": "chosen", "rejected": "rejected"}``.
+        text_template: joins string columns, ``"{instruction}\n{input}\n{response}"``; a line whose columns
+            are all empty is left out.
+        completion_template: what comes behind ``text_template`` and is to be learnt.
         tokenizer: ``tokenizer.json``, a folder that holds one, or a name that transformers knows offline.
         special_tokens: count the tokens that the tokenizer adds to a text.
         counter: ``gigatoken`` counts texts faster, where it agrees with ``tokenizers``; it is checked.
+        train_on: ``assistant`` (chats), ``completion`` (prompts, templates) or ``all``: what the loss is on.
+            The first of these by default, where it has a meaning.
+        eos: append the tokenizer's end token; by default to prompts' completions and templates alone.
+        tools_column: tools that the template of chats describes; by default ``tools`` beside the chats.
         labels_column: list column of labels; those that are not −100 give the metric ``loss_tokens``.
         shift: leave out the first label of each sample, as a model does that predicts the next token.
         metrics: further ones: ``vocab_rarity``, ``module:function``, or functions; see ``sample_metric``.
@@ -98,15 +116,24 @@ def analyze(
     opened = open_source(source)
     definition = define_length(
         opened,
-        tokens_column=tokens_column,
-        length_column=length_column,
-        text_column=text_column,
-        messages_column=messages_column,
-        tokenizer=tokenizer,
-        special_tokens=special_tokens,
-        counter=counter,
-        labels_column=labels_column,
-        shift=shift,
+        LengthOptions(
+            tokens_column=tokens_column,
+            length_column=length_column,
+            text_column=text_column,
+            messages_column=messages_column,
+            prompt_column=prompt_column,
+            completion_column=completion_column,
+            text_template=text_template,
+            completion_template=completion_template,
+            tokenizer=tokenizer,
+            special_tokens=special_tokens,
+            counter=counter,
+            train_on=train_on,
+            eos=eos,
+            tools_column=tools_column,
+            labels_column=labels_column,
+            shift=shift,
+        ),
     )
     check_definition(opened, definition)
     further = resolve_metrics(metrics, definition)

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from packer.metrics import Manifest, MetricSummary
-from packer.samples import SEQLEN
+from packer.samples import LOSS_TOKENS, SEQLEN
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -24,6 +24,28 @@ class AnalyzeResult:
     def main(self) -> MetricSummary:
         """Summary of the metric that a plan packs by: ``seqlen``, or the first of several columns."""
         return next(iter(self.manifest.metrics.values()))
+
+    @property
+    def trained_part(self) -> str | None:
+        """What the loss is on: ``assistant``, ``completion``, ``labels`` or ``all``.
+
+        None where samples are several sequences, of which a model's loss is not the tokens', or unknown.
+        """
+        definition = self.manifest.definition
+        if LOSS_TOKENS in self.manifest.metrics:
+            return str(definition.get("train_on") or "labels")
+        return "all" if len(definition.get("columns", (SEQLEN,))) == 1 else None
+
+    @property
+    def num_loss_tokens(self) -> int | None:
+        """Tokens that are predicted and train; None where ``trained_part`` is."""
+        if self.trained_part is None:
+            return None
+        if LOSS_TOKENS in self.manifest.metrics:
+            return self.manifest.metrics[LOSS_TOKENS].total
+        manifest = self.manifest
+        # nothing comes before the first token of a sample to predict it from
+        return self.main.total - (manifest.num_samples - manifest.num_nulls - manifest.num_empties)
 
 
 def suspicions(manifest: Manifest) -> tuple[str, ...]:

@@ -12,11 +12,9 @@ from packer.analyzer.payload import pack_arrays, unpack_arrays
 from packer.analyzer.sample_metrics import TOKEN_IDS, SampleMetric
 from packer.arrays import to_arrow
 from packer.errors import ColumnError, SourceError
-from packer.samples import LOSS_TOKENS, LengthDefinition, Measurement, measure
-from packer.samples.measure import count_marked
+from packer.samples import Encoded, LengthDefinition, encode, measure
 from packer.samples.ragged import RowError
-from packer.samples.tokens import Encoded, encode
-from packer.sources import Columns, Source, Unit, take_column
+from packer.sources import Columns, Source, Unit
 
 T = TypeVar("T")
 
@@ -91,7 +89,7 @@ class MeasureUnit:
     def _measure(self, batch: pa.RecordBatch) -> UnitLengths:
         wants_ids = self.token_dtype is not None or any(metric.needs.token_ids for metric in self.metrics)
         encoded = encode(batch, self.definition) if wants_ids else None
-        lengths, num_nulls, num_empties = _measure(batch, self.definition, encoded)
+        lengths, num_nulls, num_empties = measure(batch, self.definition, encoded)
         if encoded is not None:
             batch = _with_token_ids(batch, encoded)
         further = {metric.name: metric(batch, self.vocabulary) for metric in self.metrics}
@@ -122,7 +120,7 @@ class CountVocabulary:
 
     def _count(self, batch: pa.RecordBatch) -> tuple[NDArray[np.int64], int]:
         encoded = encode(batch, self.definition)
-        ids, lengths = encoded.ids, encoded.lengths
+        ids, lengths = encoded.ids, encoded.row_lengths
         if ids.dtype.kind not in "iu":
             raise ColumnError(f"column {self.definition.columns[0][1]!r} holds {ids.dtype}, no token ids")
         if len(ids) and not 0 <= int(ids.min()) <= int(ids.max()) <= _LARGEST_TOKEN_ID:
@@ -165,22 +163,9 @@ def _over_batches(
         num_rows += batch.num_rows
 
 
-def _measure(batch: pa.RecordBatch, definition: LengthDefinition, encoded: Encoded | None) -> Measurement:
-    """Measure a batch, without tokenizing a text that has been tokenized already."""
-    if encoded is None or definition.kind not in ("text", "messages"):
-        return measure(batch, definition)
-    metric, column = definition.columns[0]
-    lengths = {metric: encoded.lengths}
-    if encoded.mask is not None:
-        lengths[LOSS_TOKENS] = count_marked(encoded.mask, encoded.lengths, shift=definition.shift)
-    num_null = take_column(batch, column).null_count
-    num_empty = int(np.count_nonzero(encoded.lengths == 0)) - num_null
-    return Measurement(lengths, num_null, num_empty)
-
-
 def _with_token_ids(batch: pa.RecordBatch, encoded: Encoded) -> pa.RecordBatch:
     """Add the token ids as a column; a column of that name gives way."""
-    offsets = to_arrow(np.concatenate([[0], np.cumsum(encoded.lengths)]))
+    offsets = to_arrow(np.concatenate([[0], np.cumsum(encoded.row_lengths)]))
     column = pa.LargeListArray.from_arrays(offsets, to_arrow(encoded.ids))
     if TOKEN_IDS in batch.schema.names:
         batch = batch.drop_columns(TOKEN_IDS)

@@ -35,6 +35,7 @@ def test_the_summary_is_for_people(tmp_path, data):
     assert lines[1:] == [
         "  seqlen  min 0, median 0, p99 1,500, max 1,500",
         "  1 sample is null, 1 empty: of length 0",
+        "  loss on 1,501 of 1,503 tokens (all)",
         f"Next: packer plan {tmp_path / 'm'} --out plan --max-tokens 2048",
     ]
     assert result.stderr == ""
