@@ -88,10 +88,10 @@ def define_length(source: Source, options: LengthOptions) -> LengthDefinition:
         )
     tokenizer = os.fspath(options.tokenizer or "")
     if options.text_column:
-        if options.train_on == "completion":
+        if options.train_on not in (None, "all"):
             raise ConfigError(
-                "--train-on completion needs to know what of a text it is; give --prompt-column and "
-                "--completion-column, or --text-template and --completion-template"
+                f"--train-on {options.train_on} needs to know what of a text that is; give --prompt-column "
+                "and --completion-column, --text-template and --completion-template, or --messages-column"
             )
         return LengthDefinition.by_text(
             options.text_column,

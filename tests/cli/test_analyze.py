@@ -18,7 +18,8 @@ def data(tmp_path):
     ids = pa.array([[1, 2, 3], [], None, [1] * 1500], pa.list_(pa.int32()))
     other = pa.array([[1], [2], [3], [4]], pa.list_(pa.int32()))
     pq.write_table(
-        pa.table({"input_ids": ids, "target": other, "text": ["a", "b", "c", "d"]}), tmp_path / "x"
+        pa.table({"input_ids": ids, "target": other, "text": ["a", "b", "c", "d"], "answer": [" w5"] * 4}),
+        tmp_path / "x",
     )
     return tmp_path / "x"
 
@@ -77,6 +78,34 @@ def test_tokens_and_further_metrics(tmp_path, data):
     assert open_metrics(tmp_path / "m").names == ("seqlen", "vocab_rarity")
     assert (tmp_path / "m" / "vocab_rarity" / "vocab_rarity_index_to_sample.bin").is_file()
     assert (tmp_path / "tok.idx").is_file()
+
+
+def test_completions_and_templates(tmp_path, data):
+    tokenizer = ("--tokenizer", write_tokenizer(tmp_path, 50))
+    columns = ("--prompt-column", "text", "--completion-column", "answer")
+    result = run(data, "--out", tmp_path / "m", *columns, *tokenizer)
+    assert result.exit_code == 0, result.output
+    assert "  loss on 4 of 12 tokens (completion)" in result.stdout.splitlines()
+    template = ("--text-template", r"{text}\n{text}\\n", "--train-on", "all", "--no-eos", "--json")
+    result = run(data, "--out", tmp_path / "t", *template, *tokenizer)
+    found = json.loads(result.stdout)
+    assert found["definition"]["text_template"] == "{text}\n{text}\\n"
+    assert found["loss"] == {
+        "tokens": found["metrics"]["seqlen"]["total"] - 4,
+        "of": found["metrics"]["seqlen"]["total"],
+        "on": "all",
+    }
+
+
+def test_pairs_of_completions(tmp_path, data):
+    pair = ("--completion-column", "chosen=text", "--completion-column", "rejected=text")
+    tokenizer = ("--tokenizer", write_tokenizer(tmp_path, 50))
+    result = run(data, "--out", tmp_path / "m", "--prompt-column", "text", *pair, *tokenizer)
+    assert result.exit_code == 0, result.output
+    lines = result.stdout.splitlines()
+    assert "4 samples, 8 tokens of chosen, 8 tokens of rejected; measured" in lines[0]
+    assert lines[-1].endswith("--max-tokens chosen=2,rejected=2")
+    assert open_metrics(tmp_path / "m").names == ("seqlen", "chosen", "rejected", "loss_tokens")
 
 
 @pytest.mark.parametrize(
