@@ -50,7 +50,9 @@ _ESCAPED = re.compile(r"\\([nt\\])")
     help="Integer column that holds the length. Repeat as METRIC=NAME for pairs.",
 )
 @grouped(LENGTH, "--text-column", metavar="NAME", help="String column, counted in tokens of --tokenizer.")
-@grouped(LENGTH, "--messages-column", metavar="NAME", help="Chats, counted through the tokenizer's template.")
+@grouped(
+    LENGTH, "--messages-column", metavar="NAME", help="Chats, by the tokenizer's template (extra: chat)."
+)
 @grouped(
     LENGTH,
     "--prompt-column",

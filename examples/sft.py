@@ -1,4 +1,4 @@
-r"""Fine-tuning on chats with Hugging Face's Trainer, packed, with evaluation; the loss is on the assistant only.
+r"""Fine-tuning on chats with Hugging Face's Trainer: packed rows, evaluation, loss on the assistant alone.
 
     python examples/sft.py prepare            # once: measure the chats, plan training and evaluation
     python examples/sft.py train

@@ -12,12 +12,13 @@ import re
 import sys
 from collections.abc import Mapping
 from functools import lru_cache
+from importlib.util import find_spec
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from packer.errors import ConfigError
+from packer.errors import ConfigError, MissingExtraError
 from packer.samples.conversations import Conversation
 from packer.samples.ragged import RowError
 from packer.samples.tokenizer import is_failure, load_transformers_tokenizer
@@ -234,7 +235,9 @@ def open_chat_tokenizer(reference: str) -> ChatTokenizer:
 
     Raises:
         ConfigError: there is none, or it has no chat template.
-        MissingExtraError: transformers is not installed.
+        MissingExtraError: transformers or jinja2 is not installed.
     """
+    if find_spec("jinja2") is None:
+        raise MissingExtraError("chat templates need jinja2; install 'microbatch-packer[chat]'")
     folder = os.path.dirname(reference) or "." if os.path.isfile(reference) else reference
     return ChatTokenizer(load_transformers_tokenizer(folder), reference)
