@@ -36,6 +36,7 @@ def main() -> None:
     parser.add_argument("--grad-accum", type=int, default=2, help="rows of a process in an update")
     parser.add_argument("--learning-rate", type=float, default=1e-3)
     parser.add_argument("--steps", type=int, default=-1, help="default: all that are planned")
+    parser.add_argument("--every", type=int, default=10, help="steps from one evaluation to the next")
     parser.add_argument("--resume", action="store_true")
     arguments = parser.parse_args()
     (prepare if arguments.stage == "prepare" else train)(arguments)
@@ -94,9 +95,9 @@ def train(arguments: argparse.Namespace) -> None:
             lr_scheduler_type="cosine",
             warmup_steps=2,
             eval_strategy="steps",
-            eval_steps=10,
+            eval_steps=arguments.every,
             save_strategy="steps",
-            save_steps=10,
+            save_steps=arguments.every,
             save_total_limit=2,
             load_best_model_at_end=True,
             logging_steps=1,
@@ -121,11 +122,10 @@ def load_model(folder: Path | None):
     torch.manual_seed(0)
     config = LlamaConfig(
         vocab_size=4096,
-        hidden_size=128,
-        intermediate_size=256,
+        hidden_size=64,
+        intermediate_size=128,
         num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
+        num_attention_heads=2,
     )
     return LlamaForCausalLM(config)
 
