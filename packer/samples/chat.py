@@ -13,13 +13,15 @@ import sys
 from collections.abc import Mapping
 from functools import lru_cache
 from importlib.util import find_spec
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
+import pyarrow as pa
 from numpy.typing import NDArray
 
 from packer.errors import ConfigError, MissingExtraError
-from packer.samples.conversations import Conversation
+from packer.samples.conversations import Conversation, conversations, filled
+from packer.samples.encoded import Encoded, Tokens, gathered
 from packer.samples.ragged import RowError
 from packer.samples.tokenizer import is_failure, load_transformers_tokenizer
 
@@ -30,15 +32,6 @@ _CURE = (
     "choose --train-on all"
 )
 _PROBE = Conversation([{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}])
-
-
-class Tokens(NamedTuple):
-    """A chat's tokens."""
-
-    ids: NDArray[np.int32]
-    """(tokens,)"""
-    mask: NDArray[np.bool_] | None = None
-    """(tokens,) which of them the assistant wrote, where that was asked for."""
 
 
 class ChatTokenizer:
@@ -91,13 +84,36 @@ class ChatTokenizer:
                 "assistant's tokens cannot be found; save a fast tokenizer, or choose --train-on all"
             )
         try:
-            self.encode({0: _PROBE}, masks=True)
+            self.tokens({0: _PROBE}, masks=True)
         except _InexactError as error:
             raise ConfigError(f"tokenizer {self._reference}: {error}") from error
         except RowError:  # a template that takes other chats than this one
             return
 
     def encode(
+        self,
+        chats: pa.Array,
+        tools: pa.Array | None = None,
+        arguments: pa.Array | None = None,
+        *,
+        masks: bool | None = None,
+    ) -> Encoded:
+        """Return the tokens of a column of chats; null and empty chats have none.
+
+        Args:
+            chats: (rows,) see `conversations`.
+            tools: (rows,) what the template describes to the assistant.
+            arguments: (rows,) further arguments of the template.
+            masks: tell which tokens the assistant wrote; by default where the template marks them.
+
+        Raises:
+            RowError: a row is no chat, the template refuses it, or what the assistant wrote cannot be told.
+        """
+        masked = self.has_marks if masks is None else masks
+        found = self.tokens(filled(conversations(chats, tools, arguments)), masks=masked)
+        return gathered(found, len(chats), masked=masked)
+
+    def tokens(
         self, chats: Mapping[int, Conversation], *, masks: bool = False, opens_turn: bool = False
     ) -> dict[int, Tokens]:
         """Return the tokens of every chat.
@@ -138,13 +154,20 @@ class ChatTokenizer:
         for row, chat in chats.items():
             texts[row] = self._render(row, chat)
             spans[row] = self._spans(row, chat, texts[row])
-        found = self._tokenizer(
-            list(texts.values()),
-            add_special_tokens=False,
-            return_offsets_mapping=True,
-            truncation=False,
-            padding=False,
-        )
+        try:
+            found = self._tokenizer(
+                list(texts.values()),
+                add_special_tokens=False,
+                return_offsets_mapping=True,
+                truncation=False,
+                padding=False,
+            )
+        except BaseException as error:
+            if not is_failure(error):
+                raise
+            raise ConfigError(
+                f"tokenizer {self._reference} cannot encode a chat ({error}); it is damaged, save it again"
+            ) from error
         encoded = {}
         for at, row in enumerate(texts):
             # (tokens, 2): where each begins and ends in the text

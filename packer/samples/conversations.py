@@ -1,7 +1,7 @@
 """Rows to conversations: chats in OpenAI's and ShareGPT's shape, as lists of structs or as JSON texts."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
 import pyarrow as pa
@@ -64,6 +64,11 @@ def conversations(
             None if tools is None else _tools(_value(tools[row], row, "tools"), row),
             {} if arguments is None else _arguments(_value(arguments[row], row, "arguments"), row),
         )
+
+
+def filled(chats: Iterable[Conversation]) -> dict[int, Conversation]:
+    """Return the conversations that have messages, by row."""
+    return {row: chat for row, chat in enumerate(chats) if chat.messages}
 
 
 def looks_like_chats(value: Any) -> bool:

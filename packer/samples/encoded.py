@@ -6,7 +6,14 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from packer.samples.chat import Tokens
+
+class Tokens(NamedTuple):
+    """The tokens of a row."""
+
+    ids: NDArray[np.int32]
+    """(tokens,)"""
+    mask: NDArray[np.bool_] | None = None
+    """(tokens,) which of them are trained on, where that was asked for."""
 
 
 class Encoded(NamedTuple):

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from packer.arrays import to_arrow, to_numpy
 from packer.errors import ColumnError, ConfigError
-from packer.samples.conversations import Conversation, conversations
+from packer.samples.conversations import conversations, filled
 from packer.samples.definition import LengthDefinition, chat_tokenizer, text_tokenizer
 from packer.samples.encoded import Encoded, gathered, with_completions
 from packer.samples.ragged import Ragged, RowError, is_list_type, ragged, valid_rows
@@ -75,27 +75,21 @@ def _encode_chats(batch: pa.RecordBatch, definition: LengthDefinition) -> Encode
         for column in (definition.tools_column, definition.arguments_column)
     ]
     if definition.kind == "messages":
-        chats = _filled(conversations(take_column(batch, definition.columns[0][1]), *beside))
-        masked = definition.trained_part == "assistant"
-        return gathered(tokenizer.encode(chats, masks=masked), num_rows, masked=masked)
-    prompts = _filled(conversations(take_column(batch, str(definition.prompt_column)), *beside))
-    answers = [_filled(conversations(take_column(batch, column))) for _, column in definition.columns]
+        masks = None if definition.train_on is None else definition.train_on == "assistant"
+        return tokenizer.encode(take_column(batch, definition.columns[0][1]), *beside, masks=masks)
+    prompts = filled(conversations(take_column(batch, str(definition.prompt_column)), *beside))
+    answers = [filled(conversations(take_column(batch, column))) for _, column in definition.columns]
     prompts = {row: chat for row, chat in prompts.items() if all(row in answer for answer in answers)}
     wholes = [
-        tokenizer.encode({row: chat.then(answer[row].messages) for row, chat in prompts.items()})
+        tokenizer.tokens({row: chat.then(answer[row].messages) for row, chat in prompts.items()})
         for answer in answers
     ]
     return with_completions(
         None
         if definition.train_on == "all"
-        else gathered(tokenizer.encode(prompts, opens_turn=True), num_rows, masked=False),
+        else gathered(tokenizer.tokens(prompts, opens_turn=True), num_rows, masked=False),
         [gathered(whole, num_rows, masked=False) for whole in wholes],
     )
-
-
-def _filled(chats: Iterable[Conversation]) -> dict[int, Conversation]:
-    """Return the conversations that have messages, by row."""
-    return {row: chat for row, chat in enumerate(chats) if chat.messages}
 
 
 def gather(rows: Ragged, column: str) -> NDArray[Any]:
