@@ -8,8 +8,8 @@ import pyarrow.parquet as pq
 import pytest
 
 import packer
-from packer.errors import ConfigError, SourceError
-from packer.samples import LengthDefinition, check_definition, measure_unit, open_dataset
+from packer.errors import ConfigError, MissingExtraError, SourceError
+from packer.samples import LengthDefinition, chat, check_definition, measure_unit, open_dataset
 from packer.sources import open_source
 from tests.samples.chat_templates import TEMPLATES, marked, plain, write_chat_tokenizer
 
@@ -289,3 +289,25 @@ def test_token_files_hold_no_labels(tmp_path, folder):
         packer.open_dataset(tmp_path / "tokens", metrics=tmp_path / "m")
     packer.analyze(path, out=tmp_path / "m", overwrite=True, train_on="all", **options)
     assert len(packer.open_dataset(tmp_path / "tokens", metrics=tmp_path / "m")[0]["input_ids"]) == LENGTHS[0]
+
+
+def test_without_jinja_the_extra_is_named(monkeypatch, folder):
+    monkeypatch.setattr(chat, "find_spec", lambda name: None)
+    chat.open_chat_tokenizer.cache_clear()
+    with pytest.raises(MissingExtraError, match=r"install 'microbatch-packer\[chat\]'"):
+        LengthDefinition.by_messages("chat", tokenizer=str(folder))
+
+
+def test_a_slow_tokenizer_cannot_tell_where_a_token_stands(tmp_path):
+    class Slow:
+        chat_template = plain(TEMPLATES["chatml"])
+        is_fast = False
+
+        def get_chat_template(self):
+            return self.chat_template
+
+        def get_vocab(self):
+            return {"a": 0}
+
+    with pytest.raises(ConfigError, match="save a fast tokenizer, or choose --train-on all"):
+        chat.ChatTokenizer(Slow(), "slow").check_masks()
