@@ -311,3 +311,18 @@ def test_a_slow_tokenizer_cannot_tell_where_a_token_stands(tmp_path):
 
     with pytest.raises(ConfigError, match="save a fast tokenizer, or choose --train-on all"):
         chat.ChatTokenizer(Slow(), "slow").check_masks()
+
+
+def test_what_arrow_fills_in_is_left_out(tmp_path):
+    """A column of structs has every key in every row, at any depth."""
+    from transformers import AutoTokenizer
+
+    tokenizer = write_chat_tokenizer(tmp_path / "tokenizer", plain(TEMPLATES["chatml"]))
+    other = {"type": "function", "function": {"name": "say", "parameters": {"b": {"type": "str"}}}}
+    rows = [{"chat": CHAT, "tools": [TOOL]}, {"chat": CHAT[1:3], "tools": [other]}]
+    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "rows")
+    packer.analyze(tmp_path / "rows", out=tmp_path / "m", messages_column="chat", tokenizer=tokenizer)
+    opened = AutoTokenizer.from_pretrained(tokenizer)
+    for row, sample in zip(rows, packer.open_dataset(tmp_path / "rows", metrics=tmp_path / "m"), strict=True):
+        right = opened.apply_chat_template(row["chat"], tools=row["tools"], return_dict=True)
+        assert sample["input_ids"].tolist() == right["input_ids"]
