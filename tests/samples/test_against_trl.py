@@ -169,3 +169,49 @@ def test_texts(tmp_path, prepared):
     completions = [{"prompt": row["a"] + "\n", "completion": row["c"]} for row in parts]
     template = {"text_template": "{a}\n{b}\n", "completion_template": "{c}", "tokenizer": tokenizer}
     assert_same(delivered(tmp_path, parts, **template), prepared(completions, tokenizer))
+
+
+@pytest.mark.parametrize("are_messages", [False, True])
+def test_preference_pairs(tmp_path, are_messages):
+    import datasets
+    import torch
+    from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
+    from trl import DPOConfig, DPOTrainer
+
+    torch.manual_seed(0)
+    tokenizer = write_chat_tokenizer(tmp_path / "tokenizer", plain(TEMPLATES["headers"]))
+    answers = [row["answer"] for row in lines_of("questions.jsonl.gz")[:101]]
+    rows = [
+        {"prompt": row["question"] + " " * (n % 3), "chosen": answers[n], "rejected": answers[n + 1]}
+        for n, row in enumerate(lines_of("questions.jsonl.gz")[:100])
+    ]
+    if are_messages:
+        roles = {"prompt": "user", "chosen": "assistant", "rejected": "assistant"}
+        rows = [{name: [{"role": roles[name], "content": row[name]}] for name in row} for row in rows]
+    config = LlamaConfig(
+        vocab_size=4200, hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=1
+    )
+    trainer = DPOTrainer(
+        model=LlamaForCausalLM(config),
+        ref_model=LlamaForCausalLM(config),
+        args=DPOConfig(
+            output_dir=str(tmp_path / "trl"), max_length=None, report_to=[], use_cpu=True, bf16=False
+        ),
+        train_dataset=datasets.Dataset.from_list(rows),
+        processing_class=AutoTokenizer.from_pretrained(tokenizer),
+    )
+    path = tmp_path / "rows.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    packer.analyze(
+        path,
+        out=tmp_path / "metrics",
+        prompt_column="prompt",
+        completion_column={"chosen": "chosen", "rejected": "rejected"},
+        tokenizer=tokenizer,
+    )
+    dataset = packer.open_dataset(path, metrics=tmp_path / "metrics")
+    for ours, theirs in zip(dataset, trainer.train_dataset, strict=True):
+        for name in ("chosen", "rejected"):
+            prompt, completion = theirs["prompt_ids"], theirs[f"{name}_ids"]
+            assert ours[name]["input_ids"].tolist() == prompt + completion
+            assert ours[name]["labels"].tolist() == [-100] * len(prompt) + completion
