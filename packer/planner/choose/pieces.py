@@ -1,0 +1,206 @@
+"""Pieces: what is planned of the samples that were selected, those that are too long cut."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from packer.errors import EmptyPlanError, MetricsError, PlanError
+from packer.plan.epoch import DroppedSamples
+from packer.planner.choose.selection import KEPT, reason, select
+from packer.planner.config import MAX_SEQLEN, PlanConfig
+from packer.planner.order.orders import id_dtype
+from packer.planner.packing.microbatches import IntArray
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Pieces:
+    """P samples, or pieces of samples, that are to be planned; those of one sample are neighbours."""
+
+    lengths: IntArray
+    """(K, P) int32, one row a budget; the first is seqlen, unless budgets are on other metrics."""
+    seqlens: NDArray[np.int32]
+    """(P,) tokens."""
+    ids: IntArray | None
+    """(P,) the sample of each piece, rising unless the user gave an order; None where piece p is sample p."""
+    starts: NDArray[np.int32] | None
+    """(P,) where each piece begins in its sample; None where no sample is cut."""
+    source: IntArray
+    """(N,) lengths of all samples of the source."""
+
+    def __len__(self) -> int:
+        """Return P."""
+        return len(self.seqlens)
+
+    @property
+    def owners(self) -> IntArray | None:
+        """The sample of each piece where one sample may have several; else None."""
+        return self.ids if self.starts is not None and (self.starts > 0).any() else None
+
+    def sample_ids(self, pieces: IntArray) -> IntArray:
+        """Return the samples of ``pieces``, int32 while every id of the source fits."""
+        wide = len(self.source) > 2**31
+        samples = pieces if self.ids is None else self.ids[pieces]
+        return samples.astype(np.int64 if wide else np.int32, copy=False)
+
+    def drop(self, pieces: IntArray, reasons: NDArray[np.uint8]) -> DroppedSamples:
+        """Report ``pieces`` as dropped, in the order of their samples."""
+        order = np.argsort(pieces, kind="stable")
+        order = order[np.argsort(self.sample_ids(pieces[order]), kind="stable")]
+        pieces, reasons = pieces[order], reasons[order]
+        samples = self.sample_ids(pieces)
+        return DroppedSamples(
+            sample_ids=samples,
+            seqlens=self.source[samples].astype(np.int64),
+            num_tokens=self.seqlens[pieces].astype(np.int64),
+            reasons=reasons,
+        )
+
+
+class Chosen(NamedTuple):
+    """What is planned of a data set."""
+
+    pieces: Pieces
+    dropped: DroppedSamples
+    """What every epoch leaves out: samples filtered out, empty, or too long, and truncated ends."""
+    max_seqlen: int
+    """A longer sample is too long."""
+
+
+def choose_pieces(
+    seqlens: IntArray, config: PlanConfig, metrics: Mapping[str, IntArray], loss_tokens: IntArray | None
+) -> Chosen:
+    """Choose and cut the samples to plan.
+
+    Args:
+        seqlens: (N,) lengths of all samples.
+        config: the options.
+        metrics: further lengths of the samples, for budgets on them.
+        loss_tokens: (N,) tokens of each that the loss counts; None for all but the first.
+
+    Raises:
+        SampleTooLongError: a sample does not fit, and ``too_long`` is ``error``.
+        EmptyPlanError: nothing is left.
+        MetricsError: a length below zero.
+        PlanError: more pieces than a plan can count.
+    """
+    if not len(seqlens):
+        raise EmptyPlanError("the data set holds no sample; analyze one that does")
+    lengths = {"seqlen": seqlens, **metrics}
+    for metric in dict.fromkeys(["seqlen", *config.budgets]):
+        least = int(lengths[metric].min())
+        if least < 0:
+            raise MetricsError(
+                f"sample {int(np.argmin(lengths[metric]))} has {metric} {least}, below 0; analyze the data "
+                "again"
+            )
+    selection = select(lengths, config, loss_tokens)
+    fates, limit = selection.fates, selection.limit
+    if fates is None:
+        kept = _narrow(np.arange(len(seqlens)), seqlens) if _is_reordered(config) else None
+    else:
+        kept = _narrow(np.flatnonzero(fates == KEPT), seqlens)
+    if kept is None:
+        nothing = _lost(seqlens, np.empty(0, np.int64), None)
+        return Chosen(_all_samples(seqlens, lengths, config), nothing, limit)
+    if _is_reordered(config):
+        ids = np.asarray(config.sample_ids)
+        kept = _narrow(ids if fates is None else ids[fates[ids] == KEPT], seqlens)
+    lost = _lost(seqlens, np.empty(0, np.int64) if fates is None else np.flatnonzero(fates < KEPT), fates)
+    if config.too_long == "split" and int(seqlens[kept].max()) > limit:
+        return Chosen(_split(seqlens, kept, limit), lost, limit)
+    return Chosen(*_whole_or_truncated(seqlens, lengths, kept, limit, lost, config), limit)
+
+
+def _is_reordered(config: PlanConfig) -> bool:
+    """Say whether the samples come in an order of the user's own."""
+    return config.sample_ids is not None and config.order == "sequential"
+
+
+def _all_samples(seqlens: IntArray, lengths: Mapping[str, IntArray], config: PlanConfig) -> Pieces:
+    """Take every sample as it is; lengths of 32 bits are not copied."""
+    tokens = np.asarray(seqlens, np.int32)
+    budgets = tokens[np.newaxis]
+    if isinstance(config.max_tokens, Mapping):
+        budgets = np.stack([np.asarray(lengths[metric], np.int32) for metric in config.budgets])
+    return Pieces(lengths=budgets, seqlens=tokens, ids=None, starts=None, source=seqlens)
+
+
+def _split(seqlens: IntArray, kept: IntArray, limit: int) -> Pieces:
+    """Cut samples into pieces of ``limit`` tokens, the last one of what is left."""
+    whole = seqlens[kept].astype(np.int64)
+    pieces = -(-whole // limit)
+    most = int(np.argmax(whole))
+    # told from the lengths, before anything of their size is made
+    if (int(pieces[most]) - 1) * limit > MAX_SEQLEN:
+        raise PlanError(
+            f"sample {int(kept[most])} has {int(whole[most])} tokens, and its pieces would start after token "
+            f"{MAX_SEQLEN}; choose --too-long truncate or drop"
+        )
+    id_dtype(int(pieces.sum()))
+    ids = np.repeat(kept, pieces)  # in 32 bits while every id of the source fits
+    first = np.repeat(np.cumsum(pieces) - pieces, pieces)
+    starts = (np.arange(len(ids)) - first) * limit
+    cut = np.minimum(np.repeat(whole, pieces) - starts, limit).astype(np.int32)
+    return Pieces(
+        lengths=cut[np.newaxis],
+        seqlens=cut,
+        ids=ids,
+        starts=starts.astype(np.int32),
+        source=seqlens,
+    )
+
+
+def _whole_or_truncated(
+    seqlens: IntArray,
+    lengths: Mapping[str, IntArray],
+    kept: IntArray,
+    limit: int,
+    lost: DroppedSamples,
+    config: PlanConfig,
+) -> tuple[Pieces, DroppedSamples]:
+    """Take the first ``limit`` tokens of each sample; what is behind them joins what is lost."""
+    is_all = len(kept) == len(seqlens) and not _is_reordered(config)
+    whole = seqlens if is_all else seqlens[kept]
+    cut = np.minimum(whole, limit).astype(np.int32)
+    is_truncated = whole > limit
+    if is_truncated.any():
+        lost = _join(lost, kept[is_truncated], whole[is_truncated].astype(np.int64), limit)
+    budgets = cut[np.newaxis]
+    if isinstance(config.max_tokens, Mapping):
+        budgets = np.stack([np.asarray(lengths[metric][kept], np.int32) for metric in config.budgets])
+    pieces = Pieces(
+        lengths=budgets,
+        seqlens=cut,
+        ids=None if is_all else kept,
+        starts=np.zeros(len(cut), np.int32) if is_truncated.any() else None,
+        source=seqlens,
+    )
+    return pieces, lost
+
+
+def _narrow(ids: IntArray, seqlens: IntArray) -> IntArray:
+    """Return ids in 32 bits while every id of the source fits."""
+    return ids.astype(np.int64 if len(seqlens) > 2**31 else np.int32)
+
+
+def _lost(seqlens: IntArray, samples: IntArray, fate: NDArray[np.uint8] | None) -> DroppedSamples:
+    """Report whole samples as dropped."""
+    tokens = seqlens[samples].astype(np.int64)
+    reasons = np.empty(0, np.uint8) if fate is None else fate[samples]
+    return DroppedSamples(sample_ids=samples, seqlens=tokens, num_tokens=tokens, reasons=reasons)
+
+
+def _join(lost: DroppedSamples, ids: IntArray, seqlens: NDArray[np.int64], limit: int) -> DroppedSamples:
+    """Add truncated ends to what is lost, in the order of the samples."""
+    samples = np.concatenate([lost.sample_ids, ids])
+    order = np.argsort(samples, kind="stable")
+    codes = np.concatenate([lost.reasons, np.full(len(ids), reason("truncated"), np.uint8)])
+    return DroppedSamples(
+        sample_ids=samples[order],
+        seqlens=np.concatenate([lost.seqlens, seqlens])[order],
+        num_tokens=np.concatenate([lost.num_tokens, seqlens - limit])[order],
+        reasons=codes[order],
+    )
