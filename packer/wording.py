@@ -6,3 +6,7 @@ def counted(number: int, noun: str) -> str:
     if number != 1:
         noun += "es" if noun.endswith(("tch", "sh", "s", "x")) else "s"
     return f"{number:,} {noun}"
+
+
+TOO_MANY_FILES = "too many files are open; raise the limit of this shell, as `ulimit -n 65536` does"
+"""What to say of EMFILE and ENFILE: neither the file nor its place is at fault."""

@@ -111,7 +111,7 @@ def analyze(
     check_definition(opened, definition)
     further = resolve_metrics(metrics, definition)
     tokens = None if write_tokens is None else TokenFiles(write_tokens, definition)
-    _check_apart(Path(out), opened, tokens)
+    _check_apart(Path(out), source, opened, tokens)
     with (
         published_directory(out, marker=MANIFEST_NAME, overwrite=overwrite, keep_partial=True) as folder,
         _resumable(folder, tokens, overwrite),
@@ -146,14 +146,26 @@ def analyze(
     )
 
 
-def _check_apart(out: Path, source: Source, tokens: TokenFiles | None) -> None:
-    """Refuse a target that holds the data set or the token files: replacing it would remove them."""
+def _check_apart(out: Path, paths: Paths, source: Source, tokens: TokenFiles | None) -> None:
+    """Refuse a target that holds the data set or the token files: replacing it would remove them.
+
+    Token files among the data would be data the next time; a metrics directory is told from it.
+    """
     folder = out.resolve()
     for file in source.files:
         if folder in Path(file).resolve().parents:
             raise ConfigError(f"--out {out} holds the data set itself ({file}); choose another directory")
-    if tokens is not None and folder in tokens.prefix.resolve().parents:
+    if tokens is None:
+        return
+    above = tokens.prefix.resolve().parents
+    if folder in above:
         raise ConfigError(f"--write-tokens {tokens.prefix} is inside --out {out}; choose another place")
+    for path in [paths] if isinstance(paths, str | os.PathLike) else paths:
+        if Path(path).is_dir() and Path(path).resolve() in above:
+            raise ConfigError(
+                f"--write-tokens {tokens.prefix} is inside the data set {path}, which would be another one "
+                "then; choose another place"
+            )
 
 
 @contextmanager

@@ -9,7 +9,7 @@ import pyarrow.types as pat
 
 from packer.errors import ColumnError, ConfigError
 from packer.samples.chat import ChatTokenizer, open_chat_tokenizer
-from packer.samples.ragged import is_list_type
+from packer.samples.ragged import is_list_type, is_token_list_type
 from packer.samples.tokenizer import Counter, TextTokenizer, open_tokenizer
 from packer.sources import Columns, Source, find_field, storage_type
 
@@ -194,6 +194,8 @@ def check_definition(source: Source, definition: LengthDefinition) -> None:
         ConfigError: the tokenizer is not there, or not the one whose hash the definition holds.
     """
     for part in source.parts:
+        if part.known_num_rows == 0:
+            continue  # an empty shard need not know the columns of the others
         for column in definition.read_columns:
             owner = part.location.path
             data_type = storage_type(find_field(part.schema, column, owner=owner).type)
@@ -261,7 +263,11 @@ def _is_message_type(data_type: pa.DataType) -> bool:
 
 
 _ACCEPTED: dict[str, tuple[str, Callable[[pa.DataType], bool]]] = {
-    "tokens": ("a list column", is_list_type),
+    "tokens": (
+        "a list of integers; of other sequences measure the lengths, with --length-column or "
+        "packer.analyze_dataset",
+        is_token_list_type,
+    ),
     "indexed": ("a .bin/.idx source", is_list_type),
     "length": ("an integer column", pat.is_integer),
     "text": ("a string column", is_text_type),

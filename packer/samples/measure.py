@@ -17,7 +17,7 @@ from packer.samples.definition import (
     check_text,
     text_tokenizer,
 )
-from packer.samples.ragged import RowError, ragged, valid_rows
+from packer.samples.ragged import RowError, ragged, refuse_null_elements, valid_rows
 from packer.sources import Source, Unit, take_column
 
 IGNORED_LABEL = -100
@@ -71,7 +71,10 @@ def measure(batch: pa.RecordBatch, definition: LengthDefinition) -> Measurement:
             if mask is not None:
                 lengths[LOSS_TOKENS] = count_marked(mask, lengths[metric], shift=definition.shift)
         else:
-            lengths[metric] = ragged(array, column=column).lengths
+            rows = ragged(array, column=column)
+            if definition.kind == "tokens":
+                refuse_null_elements(rows, column)
+            lengths[metric] = rows.lengths
     main = lengths[definition.columns[0][0]]
     num_null = arrays[0].null_count
     num_empty = int(np.count_nonzero(main == 0)) - num_null if len(main) and not main.min() else 0
@@ -108,6 +111,7 @@ def _count_labels(
     """(rows,) labels that are not −100, the first of each row left out where labels are shifted."""
     column = str(definition.labels_column)
     rows = ragged(array, column=column)
+    refuse_null_elements(rows, column)
     unequal = valid_rows(array) & (rows.lengths != seqlens)
     if unequal.any():
         row = int(np.argmax(unequal))
@@ -125,8 +129,6 @@ def _count_labels(
     last = int((rows.starts + rows.lengths).max())
     values = rows.values.slice(first, last - first)
     marked = to_numpy(values) != IGNORED_LABEL
-    if values.null_count:
-        marked &= valid_rows(values)
     starts = np.where(rows.lengths > 0, rows.starts - first, 0)
     return count_marked(marked, rows.lengths, starts, shift=definition.shift)
 

@@ -55,14 +55,24 @@ def parse_object(line: bytes, row: int) -> dict[str, Any]:
     try:
         content = json.loads(line)
     except (ValueError, RecursionError) as error:
-        raise LineError(
-            row, f"no JSON object on one line ({_reason(error, line)}); correct the line"
-        ) from error
+        problem = f"no JSON object on one line ({_reason(error, line)}); correct the line"
+        if row == 0 and line.rstrip()[-1:] in (b"[", b"{", b","):
+            problem = (
+                f"the file is JSON over several lines, not an object a line; convert it: {_command(line)}"
+            )
+        raise LineError(row, problem) from error
     if not isinstance(content, dict):
-        raise LineError(
-            row, f"a JSON {_kind(content)} where JSON Lines have one object a line; convert the file"
-        )
+        problem = f"a JSON {_kind(content)} where JSON Lines have one object a line; convert the file"
+        if row == 0 and isinstance(content, list):
+            problem = f"a JSON array where JSON Lines have one object a line; convert it: {_command(line)}"
+        raise LineError(row, problem)
     return content
+
+
+def _command(first_line: bytes) -> str:
+    """Return a command that turns a JSON file into JSON Lines."""
+    taken = "'.[]'" if first_line.lstrip().startswith(b"[") else "."
+    return f"jq -c {taken} FILE > FILE.jsonl"
 
 
 def _parse_fast(

@@ -17,6 +17,8 @@ from packer.sources.location import Location, edge_hash, reading
 from packer.sources.part import Columns, Part, Unit
 
 COMPRESSIONS = {b"\x1f\x8b": "gzip", b"\x28\xb5\x2f\xfd": "zstd"}
+"""By the first bytes. A zstd file may begin with a frame to skip: ``pzstd`` writes one before each."""
+COMPRESSIONS |= {bytes([first]) + b"\x2a\x4d\x18": "zstd" for first in range(0x50, 0x60)}
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _HEAD_ROWS = 1000
 _PACKED_LINE_BYTES = 64 << 20
@@ -38,16 +40,19 @@ class JsonLinesPart(Part):
         )
         if magic[:2] in (b"\xff\xfe", b"\xfe\xff"):
             raise SourceError(f"{location.path} is UTF-16; JSON Lines are UTF-8, convert the file")
+        self._is_empty = True
         _ = self.schema  # finds a file that is no JSON Lines now, not in the middle of a run
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: self.__dict__[name] for name in ("location", "_num_bytes", "_compression", "schema")}
+        kept = ("location", "_num_bytes", "_compression", "_is_empty", "schema")
+        return {name: self.__dict__[name] for name in kept}
 
     @cached_property
     def schema(self) -> pa.Schema:
         """The keys of the first rows; their types are told by reading only, so all are null here."""
         keys: dict[str, Any] = {}
         for lines in self._rows_between(0, self._num_bytes):
+            self._is_empty = False
             for row, line in enumerate(lines[:_HEAD_ROWS]):
                 try:
                     _merge_keys(keys, parse_object(line, row))
@@ -66,7 +71,7 @@ class JsonLinesPart(Part):
         """Number of rows, if they were counted already, or none at all."""
         if "_index" in self.__dict__:
             return len(self._index)
-        return None if len(self.schema) else 0
+        return 0 if self._is_empty else None
 
     def identity(self) -> dict[str, Any]:
         """Return size and hash of the first and last MiB, as stored."""
@@ -89,6 +94,8 @@ class JsonLinesPart(Part):
 
     def read(self, unit: Unit, columns: Columns) -> Iterator[pa.RecordBatch]:
         """Parse the unit's lines block by block, only the columns asked for."""
+        if self._is_empty:
+            return
         paths = self._paths(columns)
         num_rows = 0
         for lines in self._rows_between(unit.start, unit.stop):

@@ -12,6 +12,7 @@ from packer.sources.ipc_messages import FILE_MAGIC
 from packer.sources.jsonl import COMPRESSIONS, JsonLinesPart
 from packer.sources.location import Location, from_user, natural_key
 from packer.sources.mds import mds_shards
+from packer.sources.outputs import is_output, refuse_output, without_outputs
 from packer.sources.parquet import ParquetPart
 from packer.sources.part import Part
 from packer.sources.source import Source
@@ -59,9 +60,10 @@ def _open_path(location: Location) -> list[Part]:
         return [IndexedPart(prefixed)]
     is_pattern = any(sign in location.path for sign in "*?[")
     matches = location.expanded() if is_pattern else []
+    matches = without_outputs(matches, location)
     if not matches:
-        missing = "the pattern matches nothing" if is_pattern else "no such file or directory"
-        raise SourceError(f"{location.path}: {missing}; check the path")
+        problem = "the pattern matches no data" if is_pattern else "no such file or directory"
+        raise SourceError(f"{location.path}: {problem}; check the path")
     named = {match.path.rstrip("/") for match in matches}
     folders = {path.rsplit("/", 1)[0] for path in named}
     return [
@@ -69,6 +71,7 @@ def _open_path(location: Location) -> list[Part]:
         for match in sorted(matches, key=lambda match: natural_key(match.path))
         if match.path.rstrip("/") not in folders  # its files are matches themselves
         and not (match.name.endswith(".bin") and match.sibling(".idx").path in named)  # one pair, one part
+        and not (match.is_dir() and is_output(match))
         for part in _open_path(match)
     ]
 
@@ -80,9 +83,9 @@ def _open_folder(folder: Location) -> list[Part]:
     shards = mds_shards(folder)
     if shards is not None:
         return list(shards)
-    files = sorted(
-        (file for file in folder.walk() if _format_by_name(file)), key=lambda file: natural_key(file.path)
-    )
+    refuse_output(folder)
+    found = without_outputs(list(folder.walk()), folder)
+    files = sorted((file for file in found if _format_by_name(file)), key=lambda file: natural_key(file.path))
     if not files:
         raise SourceError(
             f"{folder.path} is a folder without data files (Parquet, Arrow, JSON Lines, .bin/.idx, MDS); "
@@ -90,8 +93,8 @@ def _open_folder(folder: Location) -> list[Part]:
         )
     formats = Counter(_format_by_name(file) for file in files)
     if len(formats) > 1:
-        found = ", ".join(f"{count} {name}" for name, count in formats.items())
-        raise SourceError(f"{folder.path} holds files of several formats ({found}); name some by a pattern")
+        counts = ", ".join(f"{count} {name}" for name, count in formats.items())
+        raise SourceError(f"{folder.path} holds files of several formats ({counts}); name some by a pattern")
     refuse_mixed_cache(folder, files)
     return [_open_file(file) for file in files]
 
@@ -123,6 +126,7 @@ def _open_file(location: Location) -> Part:
     if head.lstrip(b"\xef\xbb\xbf \t\r\n").startswith(b"{"):
         return JsonLinesPart(location)
     raise SourceError(
-        f"{location.path} is of no format that packer reads; name a Parquet, Arrow IPC or JSON Lines file, "
-        "or a .bin/.idx pair"
+        f"{location.path} is of no format that packer reads (Parquet, Arrow IPC, JSON Lines, .bin/.idx, "
+        "MDS); convert it, measure it as it is with packer.analyze_dataset, or write its lengths into a file "
+        "of these formats and name them with --length-column"
     )

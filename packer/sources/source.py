@@ -48,7 +48,8 @@ class Source:
         Raises:
             ColumnError: a file has no such column; the message lists the ones it has.
         """
-        fields = [find_field(part.schema, column, owner=part.location.path) for part in self.parts]
+        filled = [part for part in self.parts if part.known_num_rows != 0]
+        fields = [find_field(part.schema, column, owner=part.location.path) for part in filled]
         return next((field for field in fields if not pa.types.is_null(field.type)), fields[0])
 
     def identity(self) -> list[dict[str, Any]]:
