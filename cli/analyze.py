@@ -89,6 +89,14 @@ OUTPUT = "Output"
 )
 @grouped(
     RUN,
+    "--on-error",
+    type=click.Choice(["error", "skip", "replace"]),
+    default="error",
+    help="A row that cannot be read ends the run, has length 0 under its id, or, where its text holds "
+    "unpaired surrogates, U+FFFD in their place.",
+)
+@grouped(
+    RUN,
     "--workers",
     type=int,
     metavar="N",
@@ -217,6 +225,7 @@ def _for_machines(result: AnalyzeResult) -> dict[str, Any]:
         "num_samples": manifest.num_samples,
         "num_nulls": manifest.num_nulls,
         "num_empties": manifest.num_empties,
+        "num_skipped": manifest.num_skipped,
         "metrics": {name: asdict(summary) for name, summary in manifest.metrics.items()},
         "definition": manifest.definition,
         "warnings": list(result.warnings),

@@ -4,6 +4,7 @@ import os
 import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from time import monotonic
@@ -30,7 +31,7 @@ from packer.metrics import MANIFEST_NAME
 from packer.publish import check_target, published_directory
 from packer.samples import check_definition
 from packer.samples.tokenizer import Counter
-from packer.sources import Source, open_source
+from packer.sources import OnError, Source, open_source
 
 Paths = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 
@@ -53,6 +54,7 @@ def analyze(
     metrics: Sequence[str | MetricFunction] = (),
     curriculum_files: bool = False,
     write_tokens: str | os.PathLike[str] | None = None,
+    on_error: OnError = "error",
     workers: int | None = None,
     executor: str = "local",
     ray_address: str | None = None,
@@ -79,11 +81,14 @@ def analyze(
         metrics: further ones: ``vocab_rarity``, ``module:function``, or functions; see ``sample_metric``.
         curriculum_files: write the index files of DeepSpeed's curriculum sampler beside every metric.
         write_tokens: keep the tokens of a text as ``PREFIX.bin`` and ``PREFIX.idx`` for Megatron.
+        on_error: what becomes of a row that cannot be read: ``error`` ends the run, ``skip`` gives it
+            length 0 under its id, ``replace`` puts U+FFFD in the place of unpaired surrogates in JSON. The
+            manifest holds the choice, and `open_dataset` repeats it.
         workers: processes (1), or CPUs of Ray (all); any number gives the same files.
         executor: ``local`` or ``ray``.
         ray_address: of a Ray cluster; by default Ray is started here.
         overwrite: replace an existing metrics directory, and existing token files.
-        progress: called after every unit of work.
+        progress: called after every unit of work, and now and then within one that takes long.
 
     Raises:
         ConfigError: no length definition, or several, or options that do not fit each other.
@@ -108,6 +113,8 @@ def analyze(
         labels_column=labels_column,
         shift=shift,
     )
+    definition = replace(definition, on_error=on_error)
+    opened = opened.tolerating(on_error)
     check_definition(opened, definition)
     further = resolve_metrics(metrics, definition)
     tokens = None if write_tokens is None else TokenFiles(write_tokens, definition)

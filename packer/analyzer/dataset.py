@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from packer.analyzer.executors import choose_executor
+from packer.analyzer.executors import Report, choose_executor
 from packer.analyzer.journal import Journal
 from packer.analyzer.progress import Listener
 from packer.analyzer.result import AnalyzeResult, suspicions
@@ -94,7 +94,7 @@ class _MeasureSamples:
     dataset: Any
     seqlens_fn: SeqlensFunction
 
-    def __call__(self, rows: range) -> bytes:
+    def __call__(self, rows: range, report: Report) -> bytes:
         place = _place_of(self.seqlens_fn)
         seqlens = check_integers(
             np.asarray(self.seqlens_fn(_samples(self.dataset, rows))),

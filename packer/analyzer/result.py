@@ -5,6 +5,7 @@ from pathlib import Path
 
 from packer.metrics import Manifest, MetricSummary
 from packer.samples import SEQLEN
+from packer.wording import counted
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -29,6 +30,12 @@ class AnalyzeResult:
 def suspicions(manifest: Manifest) -> tuple[str, ...]:
     """Return warnings about lengths that are possible, but hardly ever meant."""
     warnings = []
+    if manifest.num_skipped:
+        number = manifest.num_skipped
+        warnings.append(
+            f"{counted(number, 'sample')} could not be read and {'is' if number == 1 else 'are'} skipped, of "
+            f"length 0; the first is sample {manifest.skipped_samples[0]}"
+        )
     lengths = manifest.definition.get("columns", (SEQLEN,))
     for name, summary in manifest.metrics.items():
         if summary.max == 0:

@@ -1,13 +1,15 @@
 """The work on one unit: read it, measure it, and pack what is worth keeping into a payload."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from packer.analyzer.executors import Report
+from packer.analyzer.merge import exact_sum
 from packer.analyzer.payload import pack_arrays, unpack_arrays
 from packer.analyzer.sample_metrics import TOKEN_IDS, SampleMetric
 from packer.arrays import to_arrow
@@ -16,15 +18,21 @@ from packer.samples import LOSS_TOKENS, LengthDefinition, Measurement, measure
 from packer.samples.measure import count_marked
 from packer.samples.ragged import RowError
 from packer.samples.tokens import Encoded, encode
+from packer.samples.tolerance import apply_to_readable
 from packer.sources import Columns, Source, Unit, take_column
 
 T = TypeVar("T")
 
 # beside the metrics, whose names begin with a letter or a digit
 _COUNTS = "@counts"
+_SKIPPED = "@skipped"
 _TOKEN_IDS = "@token_ids"
 
 _LARGEST_TOKEN_ID = (1 << 24) - 1
+
+
+def _no_rows() -> NDArray[np.int64]:
+    return np.zeros(0, np.int64)
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +45,8 @@ class UnitLengths:
     num_empties: int
     token_ids: NDArray[np.integer] | None = None
     """(tokens,) the ids of all rows end to end, where they are to be written."""
+    skipped: NDArray[np.integer] = field(default_factory=_no_rows)
+    """(skipped rows,) rows that could not be read, ascending; neither null nor empty."""
 
     @property
     def num_rows(self) -> int:
@@ -47,7 +57,7 @@ class UnitLengths:
     def totals(self) -> tuple[int, int]:
         """Rows and tokens, by the main metric."""
         main = next(iter(self.values.values()), np.empty(0, np.int64))
-        return len(main), int(main.sum())
+        return len(main), exact_sum(main)
 
     @staticmethod
     def pack(batches: Sequence["UnitLengths"]) -> bytes:
@@ -56,6 +66,7 @@ class UnitLengths:
         names = batches[0].values if batches else ()
         arrays = {name: _narrowed_lengths([batch.values[name] for batch in batches]) for name in names}
         arrays[_COUNTS] = [counts.reshape(-1, 2).sum(axis=0)]
+        arrays[_SKIPPED] = [batch.skipped for batch in batches] or [_no_rows()]
         token_ids = [batch.token_ids for batch in batches if batch.token_ids is not None]
         return pack_arrays(arrays | {_TOKEN_IDS: token_ids} if token_ids else arrays)
 
@@ -64,7 +75,8 @@ class UnitLengths:
         """Read a payload; the arrays are views of it."""
         values = unpack_arrays(payload)
         num_nulls, num_empties = values.pop(_COUNTS).tolist()
-        return cls(values, num_nulls, num_empties, values.pop(_TOKEN_IDS, None))
+        skipped = values.pop(_SKIPPED)
+        return cls(values, num_nulls, num_empties, values.pop(_TOKEN_IDS, None), skipped)
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,9 +91,17 @@ class MeasureUnit:
     token_dtype: np.dtype[np.integer] | None = None
     """Keep the token ids, in this type."""
 
-    def __call__(self, unit: Unit) -> bytes:
+    def __call__(self, unit: Unit, report: Report) -> bytes:
         """Return the payload of a ``UnitLengths``."""
-        return UnitLengths.pack(list(_over_batches(self.source, unit, self._columns, self._measure)))
+        batches = []
+        num_rows = num_tokens = 0
+        for lengths, skipped in _over_batches(self, unit, self._columns, self._measure):
+            # A skipped row is a null here.
+            counted = replace(lengths, num_nulls=lengths.num_nulls - len(skipped), skipped=skipped)
+            batches.append(counted)
+            num_rows, num_tokens = num_rows + counted.totals[0], num_tokens + counted.totals[1]
+            report(self.source.share_read(unit, num_rows), num_rows, num_tokens)
+        return UnitLengths.pack(batches)
 
     @property
     def _columns(self) -> Columns:
@@ -108,15 +128,16 @@ class CountVocabulary:
     source: Source
     definition: LengthDefinition
 
-    def __call__(self, unit: Unit) -> bytes:
+    def __call__(self, unit: Unit, report: Report) -> bytes:
         """Return a payload of the ids that occur and their counts; `add_vocabulary` reads it."""
         totals = np.zeros(0, dtype=np.int64)
         num_rows = 0
-        for counts, rows in _over_batches(self.source, unit, self.definition.read_columns, self._count):
+        for (counts, rows), _ in _over_batches(self, unit, self.definition.read_columns, self._count):
             if len(counts) > len(totals):
                 totals, counts = counts, totals
             totals[: len(counts)] += counts
             num_rows += rows
+            report(self.source.share_read(unit, num_rows), num_rows, int(totals.sum()))
         ids = np.flatnonzero(totals)
         return pack_arrays({"ids": [ids], "counts": [totals[ids]], "rows": [np.array([num_rows])]})
 
@@ -153,15 +174,19 @@ def vocabulary_totals(payload: memoryview) -> tuple[int, int]:
 
 
 def _over_batches(
-    source: Source, unit: Unit, columns: Columns, work: Callable[[pa.RecordBatch], T]
-) -> Iterator[T]:
-    """Yield what ``work`` makes of each batch of a unit; an error of a row gets the row's place."""
+    task: MeasureUnit | CountVocabulary, unit: Unit, columns: Columns, work: Callable[[pa.RecordBatch], T]
+) -> Iterator[tuple[T, NDArray[np.int64]]]:
+    """Yield what ``work`` makes of each batch of a unit, and which rows of the unit were skipped.
+
+    An error of a row gets the row's place.
+    """
     num_rows = 0
-    for batch in source.read(unit, columns):
+    for batch in task.source.read(unit, columns):
         try:
-            yield work(batch)
+            made, skipped = apply_to_readable(work, batch, task.definition.on_error)
         except RowError as error:
-            raise SourceError(f"{source.place(unit, num_rows + error.row)}: {error}") from error
+            raise SourceError(f"{task.source.place(unit, num_rows + error.row)}: {error}") from error
+        yield made, num_rows + np.array(skipped, np.int64)
         num_rows += batch.num_rows
 
 

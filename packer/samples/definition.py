@@ -11,7 +11,7 @@ from packer.errors import ColumnError, ConfigError
 from packer.samples.chat import ChatTokenizer, open_chat_tokenizer
 from packer.samples.ragged import is_list_type, is_token_list_type
 from packer.samples.tokenizer import Counter, TextTokenizer, open_tokenizer
-from packer.sources import Columns, Source, find_field, storage_type
+from packer.sources import Columns, OnError, Source, find_field, storage_type
 
 Kind = Literal["tokens", "length", "text", "messages", "indexed"]
 
@@ -37,6 +37,8 @@ class LengthDefinition:
     """``text``: count the tokens that the tokenizer adds (BOS, EOS, CLS ...)."""
     counter: Counter = "tokenizers"
     """``text``: the library that counts; ``gigatoken`` is held against ``tokenizers`` on part of the data."""
+    on_error: OnError = "error"
+    """What becomes of a row that cannot be read: it ends the run, has length 0, or its texts are mended."""
     labels_column: str | None = None
     """List column beside the tokens, −100 where nothing is predicted; gives the metric ``loss_tokens``."""
     shift: bool = True
@@ -59,6 +61,8 @@ class LengthDefinition:
             raise ConfigError(f"a labels column has no meaning for a definition by {self.kind}; leave it out")
         if self.counter not in get_args(Counter):
             raise ConfigError(f"counter {self.counter!r} is unknown; one of {', '.join(get_args(Counter))}")
+        if self.on_error not in get_args(OnError):
+            raise ConfigError(f"--on-error {self.on_error}: there are {', '.join(get_args(OnError))}")
         if LOSS_TOKENS in names and self.labels_column is not None:
             raise ConfigError(
                 f"a metric cannot be named {LOSS_TOKENS} beside a labels column; choose another name"
@@ -144,6 +148,8 @@ class LengthDefinition:
     def to_json(self) -> dict[str, Any]:
         """Return the manifest's form; keys that have no meaning for the kind are left out."""
         content: dict[str, Any] = {"kind": self.kind, "columns": dict(self.columns)}
+        if self.on_error != "error":
+            content["on_error"] = self.on_error
         if self.tokenizer is not None:
             content["tokenizer"] = self.tokenizer
             content["tokenizer_sha256"] = self.tokenizer_sha256

@@ -1,6 +1,7 @@
 """JSON lines to record batches: pyarrow's parser, and a slow exact one that decides where pyarrow refuses."""
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -9,6 +10,8 @@ import pyarrow.compute as pc
 import pyarrow.json as pj
 
 from packer.errors import SourceError
+from packer.sources.part import OnError
+from packer.sources.skipped import mark_skipped
 
 _WHITESPACE = b" \t\r"
 _MAX_SHOWN = 60
@@ -24,7 +27,10 @@ class LineError(SourceError):
 
 
 def parse_lines(
-    lines: Sequence[bytes], paths: Mapping[str, Sequence[str]], types: Mapping[str, pa.DataType | None]
+    lines: Sequence[bytes],
+    paths: Mapping[str, Sequence[str]],
+    types: Mapping[str, pa.DataType | None],
+    on_error: OnError = "error",
 ) -> pa.RecordBatch:
     """Parse lines, none of them blank, into one batch with one flat column for each of ``paths``.
 
@@ -34,16 +40,44 @@ def parse_lines(
         lines: one JSON object each.
         paths: for each column the keys that lead to it.
         types: for each column its Arrow type; None for values of any shape, delivered as JSON text.
+        on_error: what becomes of a line that is no row; `skipped_rows` tells which were skipped.
 
     Raises:
         LineError: a line is no JSON object, or a value is not of its column's type.
     """
+    try:
+        return _parse(lines, paths, types, replace=on_error == "replace")
+    except LineError:
+        if on_error != "skip":
+            raise
+    wrong = [row for row, line in enumerate(lines) if not _is_row(line, paths, types)]
+    readable = list(lines)
+    for row in wrong:
+        readable[row] = b"{}"
+    return mark_skipped(_parse(readable, paths, types), wrong)
+
+
+def _is_row(line: bytes, paths: Mapping[str, Sequence[str]], types: Mapping[str, pa.DataType | None]) -> bool:
+    try:
+        _parse_slow([line], paths, types)
+    except LineError:
+        return False
+    return True
+
+
+def _parse(
+    lines: Sequence[bytes],
+    paths: Mapping[str, Sequence[str]],
+    types: Mapping[str, pa.DataType | None],
+    *,
+    replace: bool = False,
+) -> pa.RecordBatch:
     typed = all(data_type is not None for data_type in types.values())
     if typed and sum(map(len, lines)) >= _FAST_BYTES:
         batch = _parse_fast(lines, paths, types)
         if batch is not None:
             return batch
-    return _parse_slow(lines, paths, types)
+    return _parse_slow(lines, paths, types, replace=replace)
 
 
 def parse_object(line: bytes, row: int) -> dict[str, Any]:
@@ -119,13 +153,18 @@ def _fields(tree: Mapping[str, Any]) -> list[pa.Field]:
 
 
 def _parse_slow(
-    lines: Sequence[bytes], paths: Mapping[str, Sequence[str]], types: Mapping[str, pa.DataType | None]
+    lines: Sequence[bytes],
+    paths: Mapping[str, Sequence[str]],
+    types: Mapping[str, pa.DataType | None],
+    *,
+    replace: bool = False,
 ) -> pa.RecordBatch:
     values: dict[str, list[Any]] = {column: [] for column in paths}
     for row, line in enumerate(lines):
         content = parse_object(line, row)
         for column, path in paths.items():
-            values[column].append(_lookup(content, path, row))
+            value = _lookup(content, path, row)
+            values[column].append(with_replaced_surrogates(value) if replace else value)
     arrays = [_convert(column, values[column], types[column]) for column in paths]
     return pa.RecordBatch.from_arrays(arrays, names=list(paths))
 
@@ -149,7 +188,13 @@ def _convert(column: str, values: list[Any], data_type: pa.DataType | None) -> p
         for row, value in enumerate(values):
             try:
                 _array([value], data_type)
-            except (pa.ArrowException, OverflowError, UnicodeError):
+            except UnicodeError:
+                raise LineError(
+                    row,
+                    f"column {column!r} holds half of a surrogate pair, which is no character "
+                    f"({_shown(value)}); correct the line, or read on with --on-error skip or replace",
+                ) from error
+            except (pa.ArrowException, OverflowError):
                 asked = _ASKED.get(data_type, str(data_type))
                 raise LineError(
                     row,
@@ -157,6 +202,22 @@ def _convert(column: str, values: list[Any], data_type: pa.DataType | None) -> p
                     "or name another column",
                 ) from error
         raise SourceError(f"column {column!r} cannot be read as {data_type}: {error}") from error
+
+
+def with_replaced_surrogates(value: Any) -> Any:
+    """Return what JSON says with U+FFFD for every half of a character; Python has joined the whole ones."""
+    if isinstance(value, str):
+        return _UNPAIRED.sub("\N{REPLACEMENT CHARACTER}", value)
+    if isinstance(value, list):
+        return [with_replaced_surrogates(element) for element in value]
+    if isinstance(value, dict):
+        return {
+            with_replaced_surrogates(key): with_replaced_surrogates(below) for key, below in value.items()
+        }
+    return value
+
+
+_UNPAIRED = re.compile("[\ud800-\udfff]")
 
 
 def _array(values: list[Any], data_type: pa.DataType) -> pa.Array:
