@@ -9,20 +9,25 @@ from typing import Any
 
 import click
 
-from packer.analyzer import AnalyzeResult, Progress
+from packer.analyzer import AnalyzeResult, Progress, suggest_plan
 from packer.analyzer import analyze as analyze_source
 from packer.errors import ConfigError
 from packer.metrics import Manifest
 from packer.samples import SEQLEN
 from packer.wording import counted
 
+from .inputs import only_one
 from .options import GroupedCommand, grouped
 from .progress import ProgressDisplay, compact
+from .terminal import COMMAND, print_lines
 
 LENGTH = "What the length of a sample is"
 METRICS = "Further metrics and files"
 RUN = "How it runs"
 OUTPUT = "Output"
+
+ONCE: dict[str, Any] = {"multiple": True, "callback": only_one}
+"""Of an option that says what is measured: a second value would be measured in place of the first."""
 
 
 @click.command(cls=GroupedCommand)
@@ -46,9 +51,19 @@ OUTPUT = "Output"
     metavar="NAME",
     help="Integer column that holds the length. Repeat as METRIC=NAME for pairs.",
 )
-@grouped(LENGTH, "--text-column", metavar="NAME", help="String column, counted in tokens of --tokenizer.")
-@grouped(LENGTH, "--messages-column", metavar="NAME", help="Chats, counted through the tokenizer's template.")
-@grouped(LENGTH, "--tokenizer", metavar="FILE|DIR", help="A tokenizer.json, or a folder that holds one.")
+@grouped(
+    LENGTH, "--text-column", **ONCE, metavar="NAME", help="String column, counted in tokens of --tokenizer."
+)
+@grouped(
+    LENGTH,
+    "--messages-column",
+    **ONCE,
+    metavar="NAME",
+    help="Chats, counted through the tokenizer's template.",
+)
+@grouped(
+    LENGTH, "--tokenizer", **ONCE, metavar="FILE|DIR", help="A tokenizer.json, or a folder that holds one."
+)
 @grouped(
     LENGTH,
     "--special-tokens/--no-special-tokens",
@@ -65,6 +80,7 @@ OUTPUT = "Output"
 @grouped(
     METRICS,
     "--labels-column",
+    **ONCE,
     metavar="NAME",
     help="List column; its labels that are not -100 become the metric loss_tokens.",
 )
@@ -127,8 +143,9 @@ def analyze(
     was when it is started again.
 
     \b
-    packer analyze data.parquet --tokens-column input_ids --out metrics
-    packer analyze docs.jsonl.gz --text-column text --tokenizer tokenizer.json --out metrics
+    packer analyze x.parquet --tokens-column ids --out metrics
+    packer analyze docs.jsonl.gz --out metrics \\
+        --text-column text --tokenizer tokenizer.json
     """  # noqa: D301 (the escape is click's)
     with ProgressDisplay("reading") as display:
         result = analyze_source(
@@ -141,7 +158,10 @@ def analyze(
             progress=partial(_show, display),
             **options,
         )
-    click.echo(json.dumps(_for_machines(result)) if as_json else _for_people(result, write_tokens))
+    if as_json:
+        click.echo(json.dumps(_for_machines(result)))
+    else:
+        print_lines(_for_people(result, write_tokens))
 
 
 def _show(display: ProgressDisplay, progress: Progress) -> None:
@@ -169,7 +189,7 @@ def _columns(option: str, values: tuple[str, ...]) -> str | dict[str, str] | Non
     return named
 
 
-def _for_people(result: AnalyzeResult, prefix: Path | None) -> str:
+def _for_people(result: AnalyzeResult, prefix: Path | None) -> list[str]:
     manifest = result.manifest
     lines = [
         f"{counted(manifest.num_samples, 'sample')}, {_tokens(manifest)}; measured in {result.seconds:.1f} s"
@@ -187,13 +207,16 @@ def _for_people(result: AnalyzeResult, prefix: Path | None) -> str:
         )
     are = "is" if manifest.num_nulls == 1 else "are"
     nulls = counted(manifest.num_nulls, "sample")
-    lines.append(f"  {nulls} {are} null, {manifest.num_empties:,} empty: of length 0")
+    of_specials = manifest.num_empties > 0 and manifest.definition.get("special_tokens", False)
+    which = "without tokens but special ones" if of_specials else "of length 0"
+    lines.append(f"  {nulls} {are} null, {manifest.num_empties:,} empty: {which}")
     if prefix is not None:
         lines.append(f"Token files: {prefix}.bin, {prefix}.idx")
     lines += [f"Warning: {warning}" for warning in result.warnings]
-    out = shlex.quote(str(result.path))
-    lines.append(f"Next: packer plan {out} --out plan --max-tokens {_budget(manifest)}")
-    return "\n".join(lines)
+    suggestion = suggest_plan(manifest)
+    if suggestion is not None:
+        lines.append(f"{COMMAND}packer plan {shlex.quote(str(result.path))} --out plan {suggestion.options}")
+    return lines
 
 
 def _tokens(manifest: Manifest) -> str:
@@ -207,14 +230,6 @@ def _tokens(manifest: Manifest) -> str:
 def _lengths(manifest: Manifest) -> list[str]:
     """The metrics that are lengths of a sample: one, or one for each member of a pair."""
     return list(manifest.definition.get("columns", [SEQLEN]))
-
-
-def _budget(manifest: Manifest) -> str:
-    """A first --max-tokens: the power of two that holds the longest sample; of pairs one for each member."""
-    budgets = {name: 1 << max(manifest.metrics[name].max - 1, 1).bit_length() for name in _lengths(manifest)}
-    if list(budgets) == [SEQLEN]:
-        return str(budgets[SEQLEN])
-    return ",".join(f"{name}={budget}" for name, budget in budgets.items())
 
 
 def _for_machines(result: AnalyzeResult) -> dict[str, Any]:

@@ -8,5 +8,10 @@ def counted(number: int, noun: str) -> str:
     return f"{number:,} {noun}"
 
 
+def on_one_line(text: str) -> str:
+    """Return a text with its control characters written as Python writes them; a name may hold a newline."""
+    return "".join(letter if letter.isprintable() else repr(letter)[1:-1] for letter in text)
+
+
 TOO_MANY_FILES = "too many files are open; raise the limit of this shell, as `ulimit -n 65536` does"
 """What to say of EMFILE and ENFILE: neither the file nor its place is at fault."""

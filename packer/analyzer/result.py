@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from pathlib import Path
 
+from packer.analyzer.suggestion import LONGEST_PLANNED
 from packer.metrics import Manifest, MetricSummary
 from packer.samples import SEQLEN
 from packer.wording import counted
@@ -40,6 +41,11 @@ def suspicions(manifest: Manifest) -> tuple[str, ...]:
     for name, summary in manifest.metrics.items():
         if summary.max == 0:
             warnings.append(f"{name} is 0 for all {manifest.num_samples} samples; is it the right column?")
+        elif name in lengths and summary.max > LONGEST_PLANNED:
+            warnings.append(
+                f"{name} is up to {summary.max:,}, and a plan takes lengths up to {LONGEST_PLANNED:,}; does "
+                "it count tokens?"
+            )
         elif name in lengths and summary.min == summary.max and manifest.num_samples > 1:
             warnings.append(
                 f"{name} is {summary.max} for all {manifest.num_samples} samples; if they were padded or "

@@ -15,7 +15,7 @@ from packer.analyzer.sample_metrics import TOKEN_IDS, SampleMetric
 from packer.arrays import to_arrow
 from packer.errors import ColumnError, SourceError
 from packer.samples import LOSS_TOKENS, LengthDefinition, Measurement, measure
-from packer.samples.measure import count_marked
+from packer.samples.measure import count_empty, count_marked
 from packer.samples.ragged import RowError
 from packer.samples.tokens import Encoded, encode
 from packer.samples.tolerance import apply_to_readable
@@ -199,7 +199,7 @@ def _measure(batch: pa.RecordBatch, definition: LengthDefinition, encoded: Encod
     if encoded.mask is not None:
         lengths[LOSS_TOKENS] = count_marked(encoded.mask, encoded.lengths, shift=definition.shift)
     num_null = take_column(batch, column).null_count
-    num_empty = int(np.count_nonzero(encoded.lengths == 0)) - num_null
+    num_empty = count_empty(encoded.lengths, definition) - num_null
     return Measurement(lengths, num_null, num_empty)
 
 

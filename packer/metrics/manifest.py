@@ -52,7 +52,7 @@ class Manifest:
     num_nulls: int
     """Samples that are null in the main column: of length 0."""
     num_empties: int
-    """Samples of length 0 that are not null."""
+    """Samples that are not null and have no token of their own: of length 0, or of special tokens alone."""
     sources: list[dict[str, Any]]
     """The files in their order, each with its row count and identity."""
     definition: dict[str, Any]

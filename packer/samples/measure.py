@@ -31,7 +31,7 @@ class Measurement(NamedTuple):
     num_null: int
     """Rows whose main column is null: their length is 0."""
     num_empty: int
-    """Rows of length 0 that are not null."""
+    """Rows that are not null and have no token of their own: of length 0, or of special tokens alone."""
 
 
 def measure_unit(source: Source, unit: Unit, definition: LengthDefinition) -> Iterator[Measurement]:
@@ -77,11 +77,17 @@ def measure(batch: pa.RecordBatch, definition: LengthDefinition) -> Measurement:
             lengths[metric] = rows.lengths
     main = lengths[definition.columns[0][0]]
     num_null = arrays[0].null_count
-    num_empty = int(np.count_nonzero(main == 0)) - num_null if len(main) and not main.min() else 0
+    num_empty = count_empty(main, definition) - num_null
     if definition.labels_column is not None:
         labels = take_column(batch, definition.labels_column)
         lengths[LOSS_TOKENS] = _count_labels(labels, definition, main)
     return Measurement(lengths, num_null, num_empty)
+
+
+def count_empty(lengths: NDArray[np.integer], definition: LengthDefinition) -> int:
+    """Return how many rows have no token of their own; of texts, the special tokens are not."""
+    least = text_tokenizer(definition).num_added if definition.kind == "text" else 0
+    return int(np.count_nonzero(lengths <= least)) if len(lengths) and lengths.min() <= least else 0
 
 
 def _integers(array: pa.Array, column: str) -> NDArray[np.int64]:
