@@ -11,13 +11,14 @@ import re
 import sys
 from collections.abc import Iterator
 from functools import lru_cache
+from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from packer.errors import ConfigError
+from packer.errors import ConfigError, MissingExtraError
 from packer.samples.ragged import RowError
 from packer.samples.tokenizer import is_failure, load_transformers_tokenizer
 
@@ -153,7 +154,13 @@ def open_chat_tokenizer(reference: str) -> ChatTokenizer:
 
     Raises:
         ConfigError: there is none, or it has no chat template.
-        MissingExtraError: transformers is not installed.
+        MissingExtraError: transformers, or jinja2, which renders the template, is not installed.
     """
+    for name in ("transformers", "jinja2"):
+        if find_spec(name) is None:
+            raise MissingExtraError(
+                f"chats are tokenized through their template, which needs {name}; install "
+                "'microbatch-packer[chat]'"
+            )
     folder = os.path.dirname(reference) or "." if os.path.isfile(reference) else reference
     return ChatTokenizer(load_transformers_tokenizer(folder), reference)
