@@ -275,7 +275,10 @@ _ACCEPTED: dict[str, tuple[str, Callable[[pa.DataType], bool]]] = {
         is_token_list_type,
     ),
     "indexed": ("a .bin/.idx source", is_list_type),
-    "length": ("an integer column", pat.is_integer),
+    "length": (
+        "an integer column (whole numbers that pandas made floats for its NaN are cast by astype('Int64'))",
+        pat.is_integer,
+    ),
     "text": ("a string column", is_text_type),
     "messages": ("a list of messages, each with a role and a content", _is_message_type),
 }

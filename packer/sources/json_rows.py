@@ -252,6 +252,8 @@ def _kind(value: Any) -> str:
 def _reason(error: Exception, line: bytes) -> str:
     if isinstance(error, RecursionError):
         return "nested too deeply"
+    if b"\0" in line:
+        return "NUL bytes, as a crash or a hole in a copy leaves them; cut them off or fetch it again"
     if b"\r" in line.strip(_WHITESPACE):
         return "bare carriage returns; convert the line ends"
     if isinstance(error, UnicodeDecodeError):

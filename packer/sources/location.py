@@ -35,6 +35,10 @@ class Location:
         """The last component of the path."""
         return self.path.rstrip("/").rsplit("/", 1)[-1]
 
+    def folder(self) -> "Location":
+        """Return the folder that this file is in."""
+        return Location(self.path.rsplit("/", 1)[0])
+
     def joined(self, relative: str) -> "Location":
         """Return a file inside this folder; a name that leads out of the folder is refused."""
         parts = relative.replace("\\", "/").split("/")

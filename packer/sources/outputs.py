@@ -21,7 +21,7 @@ def without_outputs(files: Sequence[Location], root: Location) -> list[Location]
         files: the files, the markers of outputs among them.
         root: the folder that was named; shards in it are a data set.
     """
-    folders = {_folder_of(file) for file in files if file.name in (*_MARKERS, _SHARDS) and _is_ours(file)}
+    folders = {file.folder().path for file in files if file.name in (*_MARKERS, _SHARDS) and _is_ours(file)}
     outputs = tuple(f"{folder}/" for folder in folders - {root.path.rstrip("/")})
     return [
         file for file in files if not (_METRIC_FILE.fullmatch(file.name) or file.path.startswith(outputs))
@@ -49,7 +49,3 @@ def is_output(folder: Location) -> bool:
 
 def _is_ours(marker: Location) -> bool:
     return _OURS.search(marker.read(0, _MARKER_BYTES)) is not None
-
-
-def _folder_of(file: Location) -> str:
-    return file.path.rsplit("/", 1)[0]
