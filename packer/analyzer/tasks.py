@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, TypeVar
 
 import numpy as np
@@ -132,28 +133,30 @@ class CountVocabulary:
         """Return a payload of the ids that occur and their counts; `add_vocabulary` reads it."""
         totals = np.zeros(0, dtype=np.int64)
         num_rows = 0
-        for (counts, rows), _ in _over_batches(self, unit, self.definition.read_columns, self._count):
+        encode_batch = partial(encode, definition=self.definition)
+        for encoded, _ in _over_batches(self, unit, self.definition.read_columns, encode_batch):
+            self._check_ids(encoded, unit, num_rows)
+            counts = np.bincount(encoded.ids.astype(np.int64, copy=False))
             if len(counts) > len(totals):
                 totals, counts = counts, totals
             totals[: len(counts)] += counts
-            num_rows += rows
+            num_rows += len(encoded.lengths)
             report(self.source.share_read(unit, num_rows), num_rows, int(totals.sum()))
         ids = np.flatnonzero(totals)
         return pack_arrays({"ids": [ids], "counts": [totals[ids]], "rows": [np.array([num_rows])]})
 
-    def _count(self, batch: pa.RecordBatch) -> tuple[NDArray[np.int64], int]:
-        encoded = encode(batch, self.definition)
-        ids, lengths = encoded.ids, encoded.lengths
+    def _check_ids(self, encoded: Encoded, unit: Unit, first_row: int) -> None:
+        """Refuse ids that are none; such a row can be read, so it is never skipped."""
+        ids = encoded.ids
         if ids.dtype.kind not in "iu":
             raise ColumnError(f"column {self.definition.columns[0][1]!r} holds {ids.dtype}, no token ids")
         if len(ids) and not 0 <= int(ids.min()) <= int(ids.max()) <= _LARGEST_TOKEN_ID:
-            wrong = (ids < 0) | (ids > _LARGEST_TOKEN_ID)
-            at = int(np.argmax(wrong))
-            row = int(np.searchsorted(np.cumsum(lengths), at, side="right"))
-            raise RowError(
-                row, f"token id {ids[at]} is not within 0 to {_LARGEST_TOKEN_ID}, so there is no vocabulary"
+            at = int(np.argmax((ids < 0) | (ids > _LARGEST_TOKEN_ID)))
+            row = int(np.searchsorted(np.cumsum(encoded.lengths), at, side="right"))
+            raise SourceError(
+                f"{self.source.place(unit, first_row + row)}: token id {ids[at]} is not within 0 to "
+                f"{_LARGEST_TOKEN_ID}, so there is no vocabulary"
             )
-        return np.bincount(ids.astype(np.int64, copy=False)), len(lengths)
 
 
 def add_vocabulary(payloads: Iterable[memoryview]) -> NDArray[np.int64]:

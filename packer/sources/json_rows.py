@@ -89,24 +89,25 @@ def parse_object(line: bytes, row: int) -> dict[str, Any]:
     try:
         content = json.loads(line)
     except (ValueError, RecursionError) as error:
-        problem = f"no JSON object on one line ({_reason(error, line)}); correct the line"
-        if row == 0 and line.rstrip()[-1:] in (b"[", b"{", b","):
-            problem = (
-                f"the file is JSON over several lines, not an object a line; convert it: {_command(line)}"
-            )
-        raise LineError(row, problem) from error
+        raise LineError(
+            row, f"no JSON object on one line ({_reason(error, line)}); correct the line"
+        ) from error
     if not isinstance(content, dict):
-        problem = f"a JSON {_kind(content)} where JSON Lines have one object a line; convert the file"
-        if row == 0 and isinstance(content, list):
-            problem = f"a JSON array where JSON Lines have one object a line; convert it: {_command(line)}"
-        raise LineError(row, problem)
+        raise LineError(
+            row, f"a JSON {_kind(content)} where JSON Lines have one object a line; convert the file"
+        )
     return content
 
 
-def _command(first_line: bytes) -> str:
-    """Return a command that turns a JSON file into JSON Lines."""
-    taken = "'.[]'" if first_line.lstrip().startswith(b"[") else "."
-    return f"jq -c {taken} FILE > FILE.jsonl"
+def whole_file_problem(first_line: bytes) -> str | None:
+    """Return what to say of a file by its first line, if that begins a JSON text of many lines; else None."""
+    first_line = first_line.strip()
+    is_array = first_line.startswith(b"[")
+    if not (is_array or first_line.endswith((b"{", b"[", b","))):
+        return None
+    found = "an array" if is_array else "an object over several lines"
+    taken = "'.[]'" if is_array else "."
+    return f"{found} where JSON Lines have an object a line; convert it: jq -c {taken} FILE > FILE.jsonl"
 
 
 def _parse_fast(

@@ -12,7 +12,13 @@ from numpy.typing import NDArray
 from packer.errors import SourceError
 from packer.sources.cache import BatchCache
 from packer.sources.columns import find_field, split_path
-from packer.sources.json_rows import LineError, parse_lines, parse_object, with_replaced_surrogates
+from packer.sources.json_rows import (
+    LineError,
+    parse_lines,
+    parse_object,
+    whole_file_problem,
+    with_replaced_surrogates,
+)
 from packer.sources.line_index import BLOCK_BYTES, MAX_LINE_BYTES, LineIndex, spooled
 from packer.sources.location import Location, edge_hash, reading
 from packer.sources.part import Columns, OnError, Part, Unit
@@ -71,8 +77,10 @@ class JsonLinesPart(Part):
                     _merge_keys(keys, parse_object(line, row))
                 except LineError as error:
                     wrong.append(error)
-            if len(wrong) == len(head):  # one wrong line among others is found when it is read
-                raise SourceError(f"{self.location.path}, row 0: {wrong[0]}") from wrong[0]
+            # One wrong line among others is found when it is read.
+            if len(wrong) == len(head) or head[0].strip() in (b"[", b"{"):
+                problem = whole_file_problem(head[0]) or wrong[0]
+                raise SourceError(f"{self.location.path}, row 0: {problem}") from wrong[0]
             break
         return pa.schema(_key_fields(keys))
 

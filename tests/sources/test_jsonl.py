@@ -265,3 +265,10 @@ def test_json_that_is_no_json_lines_names_the_command(tmp_path, text, command):
     (tmp_path / "a.json").write_text(text)
     with pytest.raises(SourceError, match=r"a\.json, row 0: .*" + re.escape(f"convert it: {command}")):
         open_source(tmp_path / "a.json")
+
+
+def test_a_cut_line_at_the_start_of_a_unit_is_no_file_of_another_kind(tmp_path):
+    path = tmp_path / "a.jsonl"
+    path.write_text('{"n": 1}\n' * 9 + '{"n": 2,\n')
+    with pytest.raises(SourceError, match=r"a\.jsonl, row 9: no JSON object on one line"):
+        read_all(path, {"n": pa.int64()}, 1)
