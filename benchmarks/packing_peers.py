@@ -24,8 +24,8 @@ from numpy.typing import NDArray
 
 from packer.kernels.limits import Limits
 from packer.planner import PlanConfig, make_plan
-from packer.planner.best_fit import best_fit
-from packer.planner.limits import limits_for
+from packer.planner.choose.limits import limits_for
+from packer.planner.packing.best_fit import best_fit
 
 CAPACITY = 8192
 SLOW = {"TRL": 1_000_000, "DeepSpeed next-fit": 4_000}

@@ -24,8 +24,8 @@ from numpy.typing import NDArray
 
 from packer.kernels import counting
 from packer.planner import PlanConfig, make_plan
-from packer.planner.limits import limits_for
-from packer.planner.packings import pack
+from packer.planner.choose.limits import limits_for
+from packer.planner.packing.pack import pack
 
 CONFIGS = {
     "best-fit": PlanConfig(max_tokens=8192, layout="packed"),

@@ -95,7 +95,7 @@ FILE = click.Path(path_type=Path)
 @grouped(
     CHOICE,
     "--packing",
-    type=click.Choice(["windowed", "next-fit", "best-fit"]),
+    type=click.Choice(["windowed", "mixed", "next-fit", "best-fit"]),
     help="windowed: random, with little padding. next-fit: keeps the order. best-fit: random, packed layout, "
     "hardly any padding.  [default: windowed; best-fit if packed; next-fit if the order is not random]",
 )

@@ -1,6 +1,7 @@
 """Naive twins: the slow and obvious way to what the package does fast."""
 
 import struct
+from fractions import Fraction
 from itertools import chain, combinations
 from pathlib import Path
 
@@ -136,6 +137,101 @@ def buckets(values, num_buckets, key):
     return out
 
 
+# The mix of steps.
+
+
+def length_classes(lengths, num_classes=16):
+    """Return the class of each length, ⌊16 · (tokens of shorter ones + half its own) / all⌋, without gaps."""
+    tokens = {length: length * lengths.count(length) for length in sorted(set(lengths))}
+    classes, shorter = {}, 0
+    for length, own in tokens.items():
+        whole = sum(tokens.values()) or 1
+        classes[length] = int(num_classes * (shorter + Fraction(own, 2)) / whole)
+        shorter += own
+    used = sorted(set(classes.values()))
+    return {length: used.index(number) for length, number in classes.items()}
+
+
+def tokens_by_class(samples, num_classes):
+    """Return the tokens of each class among (class, tokens) pairs."""
+    return [sum(tokens for number, tokens in samples if number == k) for k in range(num_classes)]
+
+
+def design_effect(steps):
+    """Return the design effect of steps, lists of (class, tokens); as it is defined, in fractions."""
+    samples = flat(steps)
+    classes = sorted({number for number, tokens in samples if tokens})
+    if len(classes) < 2 or len(steps) < 2:
+        return None
+    whole = sum(tokens for _, tokens in samples)
+    mean_samples = Fraction(len(samples), len(steps))
+    found = expected = Fraction(0)
+    for k in classes:
+        share = Fraction(sum(tokens for number, tokens in samples if number == k), whole)
+        for step in steps:
+            weight = sum(tokens for _, tokens in step)
+            if weight:
+                inside = Fraction(sum(tokens for number, tokens in step if number == k), weight)
+                found += weight * (inside - share) ** 2 / whole
+        spread = sum(tokens**2 * ((number == k) - share) ** 2 for number, tokens in samples)
+        expected += spread / len(samples) / (mean_samples * Fraction(whole, len(samples)) ** 2)
+    return float(found / expected * Fraction(len(steps), len(steps) - 1))
+
+
+def deal(hist, step_size, targets, key, sweeps):
+    """Return the micro-batches of one window, step by step: strata, an exchange inside them, shuffles."""
+    num_steps = len(hist) // step_size
+    count = num_steps * step_size
+
+    def mean_class(m):
+        return sum(64 * k * tokens for k, tokens in enumerate(hist[m])) // max(1, sum(hist[m]))
+
+    ascending = sorted(range(count), key=mean_class)
+    strata = [
+        shuffle(ascending[e * num_steps : (e + 1) * num_steps], subkey(key, e)) for e in range(step_size)
+    ]
+    if step_size > 1 and num_steps > 1:
+        _exchange(hist[:count], strata, targets, subkey(key, step_size), sweeps)
+    out = []
+    for place, step in enumerate(shuffle(range(num_steps), subkey(key, step_size + 1))):
+        out += shuffle([stratum[step] for stratum in strata], subkey(key, step_size + 2 + place))
+    return out + list(range(count, len(hist)))
+
+
+def deviations(hist, targets, step_size):
+    """Return h − w·p of each micro-batch and class, and each w, in a power of two of 2^-20 tokens."""
+    shift = max(0, sum(targets).bit_length() - 40)
+    shares = [(target >> shift << 20) // max(1, sum(targets) >> shift) for target in targets]
+    most, unit = max(1, *map(sum, hist)) << 20, 0
+    while most >> unit > min(2**15, 2**26 // step_size):
+        unit += 1
+    half = 1 << unit >> 1
+    moved = [
+        [((h << 20) - sum(row) * share + half) >> unit for h, share in zip(row, shares, strict=True)]
+        for row in hist
+    ]
+    return moved, [sum(row) << 20 >> unit for row in hist]
+
+
+def _exchange(hist, strata, targets, key, sweeps):
+    """Exchange wherever the squares of the two steps' deviations then sum up to less."""
+    moved, _ = deviations(hist, targets, len(strata))
+    draws = 0
+    for _ in range(sweeps):
+        for stratum in strata:
+            for here in range(len(stratum)):
+                there = below(key, draws, len(stratum))
+                draws += 1
+                before = _squares(moved, strata, here) + _squares(moved, strata, there)
+                stratum[here], stratum[there] = stratum[there], stratum[here]
+                if _squares(moved, strata, here) + _squares(moved, strata, there) >= before:
+                    stratum[here], stratum[there] = stratum[there], stratum[here]
+
+
+def _squares(moved, strata, step):
+    return sum(sum(column) ** 2 for column in zip(*(moved[stratum[step]] for stratum in strata), strict=True))
+
+
 # Packings. Micro-batches are lists of positions.
 
 
@@ -241,19 +337,103 @@ def pairs_cost(lengths, limits, charge):
     return best[-1]
 
 
-def top_up(needs, free, spare_rooms):
-    """Return for each short pack the spare samples that it takes, the smallest first, if they fit."""
-    taken, spare = [], 0
-    for need, room in zip(needs, free, strict=True):
-        chosen = list(range(spare, spare + need))
-        if spare + need > len(spare_rooms):
-            return taken
-        if sum(spare_rooms[p] for p in chosen) <= room:
-            taken.append(chosen)
-            spare += need
-        else:
-            taken.append([])
-    return taken
+def mixed(entries, limits, owners, *, pool, keep, tries, reach, gap_shift):
+    """Fill rows in order, then every gap with the longest that fits; entries are (length, sample)."""
+    room = int(limits.budgets[0])
+    waiting, outside, rows = [], list(range(len(entries))), []
+
+    def size(place):
+        return -(-entries[place][0] // limits.segment_multiple) * limits.segment_multiple
+
+    def fits(row, place):
+        inside = [*row, place]
+        own = [owners[entries[p][1]] for p in inside if owners and owners[entries[p][1]] >= 0]
+        return (
+            sum(map(size, inside)) <= room
+            and sum(entries[p][0] ** 2 for p in inside) <= limits.max_attention
+            and len(inside) <= limits.max_samples
+            and len(set(own)) == len(own)
+        )
+
+    def longest(row):
+        able = [place for place in waiting if place not in row and fits(row, place)]
+        return max(able, key=lambda place: (entries[place][0], place), default=None)
+
+    def gap(row):
+        return room - sum(map(size, row))
+
+    def is_met(row, place):
+        own = owners[entries[place][1]] if owners else -1
+        return own >= 0 and own in [owners[entries[p][1]] for p in row]
+
+    while len(waiting) + len(outside) > keep:
+        while outside and len(waiting) < pool:
+            waiting.append(outside.pop(0))
+        row = []
+        for place in waiting:
+            if is_met(row, place):
+                continue
+            if len(row) == limits.max_samples or not fits(row, place):
+                break
+            row.append(place)
+        filler = longest(row)
+        rest = gap(row) - (size(filler) if filler is not None else 0)
+        if rest > room >> gap_shift:
+            last = row.pop()
+            chosen, tried = last, 0
+            for place in [p for p in waiting if p not in row][:reach]:
+                if rest <= room >> gap_shift or tried == tries:
+                    break
+                if not fits(row, place):
+                    continue
+                tried += 1
+                beside = longest([*row, place])
+                other = gap([*row, place]) - (size(beside) if beside is not None else 0)
+                if other < rest:
+                    rest, chosen = other, place
+            row.append(chosen)
+        while (filler := longest(row)) is not None:
+            row.append(filler)
+        waiting = [place for place in waiting if place not in row]
+        rows.append([entries[place] for place in row])
+    return rows, [entries[place] for place in waiting + outside]
+
+
+def deal_longest_first(rooms, squares, owners, num_rows, limits):
+    """Deal the longest first to the emptiest row that can take it; at the end to rows that lack some."""
+    rows = [[] for _ in range(num_rows)]
+    row_of = []
+
+    def load(row):
+        return sum(rooms[place] for place in rows[row])
+
+    def takes(row, place):
+        inside = [*rows[row], place]
+        own = [owners[p] for p in inside if owners and owners[p] >= 0]
+        return (
+            load(row) + rooms[place] <= limits.budgets[0]
+            and len(inside) <= limits.max_samples
+            and sum(squares[p] for p in inside) <= limits.max_attention
+            and len(set(own)) == len(own)
+        )
+
+    for place in range(len(rooms)):
+        lacking = [row for row in range(num_rows) if len(rows[row]) < limits.min_samples]
+        lacks = sum(limits.min_samples - len(rows[row]) for row in lacking)
+        others = [
+            row for row in range(num_rows) if row not in lacking and len(rows[row]) < limits.max_samples
+        ]
+        groups = [sorted(rows_, key=lambda row: (load(row), row)) for rows_ in (lacking, others)]
+        owed = len(rooms) - place <= lacks
+        if not groups[0] or (
+            not owed and groups[1] and (load(groups[1][0]), groups[1][0]) < (load(groups[0][0]), groups[0][0])
+        ):
+            groups.reverse()
+        row = next((row for group in groups for row in group if takes(row, place)), -1)
+        row_of.append(row)
+        if row >= 0:
+            rows[row].append(place)
+    return row_of
 
 
 def lower_bound(rooms, capacity):
@@ -278,25 +458,6 @@ def shapes_cost(lengths, num_shapes, multiple):
     )
 
 
-def balance(costs, num_columns, key, loads):
-    """Return the micro-batches slot by slot, and move ``loads``.
-
-    Sort, cut into columns, shuffle these; the dearest of a column goes to the rank that has worked least.
-    """
-    dp_size = len(loads)
-    ascending = sorted(range(len(costs)), key=lambda m: (costs[m], m))
-    out = []
-    for column in shuffle(range(num_columns), key):
-        members = ascending[column * dp_size : (column + 1) * dp_size][::-1]
-        ranks = sorted(range(dp_size), key=lambda rank: (loads[rank], rank))
-        slot = [None] * dp_size
-        for rank, microbatch in zip(ranks, members, strict=True):
-            slot[rank] = microbatch
-            loads[rank] += costs[microbatch]
-        out += slot
-    return out
-
-
 def difficulty(step, schedule):
     """Return min + (max − min)·(step / total)^(1 / degree) in multiples, DeepSpeed's difficulty at a step."""
     least, most = schedule["min_difficulty"], schedule["max_difficulty"]
@@ -308,3 +469,73 @@ def difficulty(step, schedule):
         value += 1
     value -= value % multiple
     return min(max(value, -(-least // multiple) * multiple), most)
+
+
+def even_out_steps(order, hist, costs, step_size, dp_size, targets, spread, key, near, sweeps):
+    """Return the whole steps of one window after exchanges that make slots cost less and keep the mix."""
+    num_places = len(order)
+    if num_places <= step_size:
+        return order
+    moved, tokens = deviations([hist[m] for m in order], targets, step_size)
+    costs = [costs[m] for m in order]
+    members = [list(range(start, start + step_size)) for start in range(0, num_places, step_size)]
+
+    def spent(step):
+        return sum(sorted(costs[m] for m in members[step])[dp_size - 1 :: dp_size])
+
+    def squares(step):
+        return sum(sum(column) ** 2 for column in zip(*(moved[m] for m in members[step]), strict=True))
+
+    def mean_class(m):
+        return sum(64 * k * h for k, h in enumerate(hist[order[m]])) // max(1, sum(hist[order[m]]))
+
+    ascending = sorted(range(num_places), key=mean_class)
+    draws = -1
+    for _ in range(sweeps):
+        for rank, mine in enumerate(ascending):
+            draws += 1
+            other = rank + 1 + below(key, draws, near)
+            if other >= num_places:
+                continue
+            theirs = ascending[other]
+            here, there = (next(t for t, step in enumerate(members) if m in step) for m in (mine, theirs))
+            if here == there:
+                continue
+            before = spent(here) + spent(there), squares(here), squares(there)
+            mine_at, theirs_at = members[here].index(mine), members[there].index(theirs)
+            members[here][mine_at], members[there][theirs_at] = theirs, mine
+            may = spent(here) + spent(there) < before[0] and all(
+                squares(step) <= max(was, spread * float(sum(tokens[m] for m in members[step]) ** 2))
+                for step, was in zip((here, there), before[1:], strict=True)
+            )
+            if not may:
+                members[here][mine_at], members[there][theirs_at] = mine, theirs
+    return [order[m] for m in flat(members)]
+
+
+def even_out_slots(costs, dp_size, key):
+    """Return the micro-batches of a step in slots of like cost, the dearest to the idlest rank."""
+    num_slots = len(costs) // dp_size
+    slots = shuffle(range(num_slots), subkey(key, 0))
+    names = shuffle(range(dp_size), subkey(key, 1))
+    dearest = sorted(range(len(costs)), key=lambda m: (costs[m], m), reverse=True)
+    out, loads = [None] * len(costs), [0] * dp_size
+    for slot in slots:
+        ranks = sorted(range(dp_size), key=lambda rank: (loads[rank], rank))
+        for rank in ranks:
+            microbatch = dearest.pop(0)
+            out[slot * dp_size + names[rank]] = microbatch
+            loads[rank] += costs[microbatch]
+    return out
+
+
+def time_lost(costs, step_size, dp_size):
+    """Return Σ slowest · D / Σ cost − 1 of slots and of steps."""
+    slots = [costs[start : start + dp_size] for start in range(0, len(costs), dp_size)]
+    per_step = step_size // dp_size
+    steps = [slots[start : start + per_step] for start in range(0, len(slots), per_step)]
+    if not sum(costs):
+        return 0, 0
+    by_slots = sum(map(max, slots)) * dp_size / sum(costs) - 1
+    by_steps = sum(max(map(sum, zip(*step, strict=True))) for step in steps) * dp_size / sum(costs) - 1
+    return by_slots, by_steps

@@ -1,9 +1,19 @@
-"""Even costs over the data-parallel ranks: what each micro-batch holds, and columns of equal cost."""
+"""Even costs over the data-parallel ranks: what each micro-batch costs, and slots of like cost."""
 
 import numpy as np
 
-from packer.kernels._jit import inline, jit
-from packer.kernels.rng import shuffle
+from packer.kernels._jit import at, inline, jit
+from packer.kernels.deal import by_mean_class, deviations_of, shares_of
+from packer.kernels.rng import below, shuffle, subkey
+
+NEAR = 16
+"""Micro-batches next in mean class among which a partner is drawn."""
+
+SWEEPS = 8
+"""Partners that every micro-batch tries."""
+
+SPREAD_SHARE = 0.25
+"""Of the spread that random steps would have: how far exchanges may take a step from the epoch's mix."""
 
 
 @jit
@@ -41,48 +51,189 @@ def measure(
 
 
 @jit
-def balance(costs, rows, edges, dp_size, keys, loads):
-    """Rearrange rows so that the micro-batches that run at the same time cost about the same.
+def even_out_steps(hist, costs, step_size, dp_size, edges, first, last, targets, spread, key, order):
+    """Exchange micro-batches between the steps of windows [first, last), so that their slots cost less.
 
-    Within each stretch of rows the micro-batches are sorted by cost and cut into columns of ``dp_size``; the
-    columns are shuffled; in a column the dearest goes to the rank that has worked least so far.
+    A slot is the ``dp_size`` micro-batches that run at the same time: it lasts as long as its dearest. A
+    step's slots are cut from its micro-batches in the order of their costs, as ``even_out_slots`` cuts them.
+    Two micro-batches of like mean class change places where the maxima of both steps' slots then sum up to
+    less, and neither step is further from the epoch's mix than it was, or than ``spread`` allows.
 
     Args:
-        costs: int64 per micro-batch.
-        rows: (R,) int64, the micro-batch of each row; rearranged in place.
-        edges: (W + 1,) int64, stretch w is ``rows[edges[w]:edges[w + 1]]``, whole columns.
+        hist: (m, K) int64, as ``deal`` takes it.
+        costs: (m,) int64, of the same micro-batches.
+        step_size: E, micro-batches of a step, a multiple of ``dp_size``.
         dp_size: ranks.
-        keys: (W,) uint64, the key of each stretch's shuffle.
-        loads: (dp_size,) int64, the sum of costs of each rank so far; moved.
+        edges: (W + 1,) int64, where windows begin, in micro-batches.
+        first: first window.
+        last: end of the windows.
+        targets: (K,) int64, the epoch's tokens by class.
+        spread: Σ_k (p_tk − p_k)² that every step may have.
+        key: uint64, of the random choices; window w draws from its w-th stream.
+        order: (M,) integers, as ``deal`` filled it; rearranged in place.
     """
-    for window in range(len(edges) - 1):
-        start, stop = edges[window], edges[window + 1]
-        inside = rows[start:stop].copy()
-        ascending = np.argsort(costs[inside], kind="mergesort")
-        columns = np.arange((stop - start) // dp_size)
-        shuffle(columns, 0, len(columns), keys[window])
-        for slot in range(len(columns)):
-            ranks = np.argsort(loads, kind="mergesort")
-            for place in range(dp_size):
-                dearest = columns[slot] * dp_size + dp_size - 1 - place
-                microbatch = inside[ascending[dearest]]
-                rows[start + slot * dp_size + ranks[place]] = microbatch
-                loads[ranks[place]] += costs[microbatch]
+    shares = shares_of(targets)
+    for window in range(first, last):
+        start, stop = edges[window] - edges[first], edges[window + 1] - edges[first]
+        count = (stop - start) // step_size * step_size
+        if count <= step_size:
+            continue
+        places = order[edges[window] : edges[window] + count]
+        inside, spent = np.empty((count, hist.shape[1]), np.int64), np.empty(count, np.int64)
+        for place in range(count):
+            microbatch = places[place] - edges[first]
+            spent[place] = costs[microbatch]
+            for number in range(hist.shape[1]):
+                inside[place, number] = hist[microbatch, number]
+        _even_out_window(
+            inside,
+            spent,
+            step_size,
+            dp_size,
+            shares,
+            spread,
+            subkey(key, window),
+            places,
+        )
 
 
 @inline
-def _slot_imbalance(costs, rows, start, dp_size):
-    most, total = np.int64(0), np.int64(0)
-    for row in range(start, start + dp_size):
-        most = max(most, costs[rows[row]])
-        total += costs[rows[row]]
-    return most * dp_size / total - 1.0 if total > 0 else 0.0
+def _even_out_window(hist, costs, step_size, dp_size, shares, spread, key, places):
+    """Exchange entries of ``places``; ``hist`` and ``costs`` are those of the places as they came."""
+    count = len(places)
+    ascending = by_mean_class(hist)
+    deviations, tokens = deviations_of(hist, np.arange(count), shares, step_size)
+    sums, weights, ladders = _sum_steps(deviations, tokens, costs, step_size)
+    held = np.arange(count)  # the micro-batch that stands at each place
+    stands = np.arange(count)  # and where each stands
+    draws = np.int64(0)
+    for _ in range(SWEEPS):
+        for rank in range(count):
+            other = rank + 1 + below(key, draws, NEAR)
+            draws += 1
+            if other >= count:
+                continue
+            mine, theirs = ascending[at(rank)], ascending[at(other)]
+            here, there = stands[at(mine)] // step_size, stands[at(theirs)] // step_size
+            out, come = costs[at(mine)], costs[at(theirs)]
+            if here == there or out == come:
+                continue
+            change = _change(ladders[here], dp_size, out, come) + _change(ladders[there], dp_size, come, out)
+            heavier = tokens[at(theirs)] - tokens[at(mine)]
+            if (
+                change >= 0
+                or not _may_change(
+                    sums[here], deviations[mine], deviations[theirs], weights[here] + heavier, spread
+                )
+                or not _may_change(
+                    sums[there], deviations[theirs], deviations[mine], weights[there] - heavier, spread
+                )
+            ):
+                continue
+            for lane in range(deviations.shape[1]):
+                moved = deviations[at(theirs), at(lane)] - deviations[at(mine), at(lane)]
+                sums[at(here), at(lane)] += moved
+                sums[at(there), at(lane)] -= moved
+            weights[here] += heavier
+            weights[there] -= heavier
+            _replace(ladders[here], out, come)
+            _replace(ladders[there], come, out)
+            stands[at(mine)], stands[at(theirs)] = stands[at(theirs)], stands[at(mine)]
+            held[at(stands[at(mine)])] = mine
+            held[at(stands[at(theirs)])] = theirs
+    before = places.copy()
+    for place in range(count):
+        places[at(place)] = before[at(held[at(place)])]
+
+
+@inline
+def _sum_steps(deviations, tokens, costs, step_size):
+    """Return each step's deviations and tokens, and its micro-batches' costs, rising."""
+    num_steps = len(costs) // step_size
+    sums = np.zeros((num_steps, deviations.shape[1]), np.int32)
+    weights = np.zeros(num_steps, np.int64)
+    ladders = np.empty((num_steps, step_size), np.int64)
+    for place in range(len(costs)):
+        for lane in range(deviations.shape[1]):
+            sums[place // step_size, lane] += deviations[place, lane]
+        weights[place // step_size] += tokens[place]
+    for step in range(num_steps):
+        ladders[step] = np.sort(costs[step * step_size : (step + 1) * step_size])
+    return sums, weights, ladders
+
+
+@inline
+def _change(ladder, dp_size, out, come):
+    """Return what Σ slot maxima changes by where a cost ``out`` of the rising ``ladder`` becomes ``come``."""
+    change = np.int64(0)
+    for top in range(dp_size - 1, len(ladder), dp_size):
+        now = ladder[at(top)]
+        if come > out and now >= out:
+            after = max(come, now)
+            change += (min(after, ladder[at(top + 1)]) if top + 1 < len(ladder) else after) - now
+        elif come < out and now <= out:
+            after = min(come, now)
+            change += (max(after, ladder[at(top - 1)]) if top > 0 else after) - now
+    return change
+
+
+@inline
+def _replace(ladder, out, come):
+    """Put ``come`` for one ``out`` into the rising ``ladder``."""
+    place = np.searchsorted(ladder, out)
+    while place + 1 < len(ladder) and ladder[place + 1] < come:
+        ladder[place] = ladder[place + 1]
+        place += 1
+    while place > 0 and ladder[place - 1] > come:
+        ladder[place] = ladder[place - 1]
+        place -= 1
+    ladder[place] = come
+
+
+@inline
+def _may_change(sums, out, come, weight, spread):
+    """Tell whether a step's squares of deviations do not grow, or stay below what is allowed."""
+    before, after = np.int64(0), np.int64(0)
+    for lane in range(len(sums)):
+        now = np.int64(sums[at(lane)])
+        then = now + come[at(lane)] - out[at(lane)]
+        before += now * now
+        after += then * then
+    return after <= before or np.float64(after) <= np.float64(weight * weight) * spread
 
 
 @jit
-def imbalance(costs, rows, dp_size):
-    """Return max / mean − 1 of the costs over the ranks of a slot, averaged over the slots."""
-    total = 0.0
-    for start in range(0, len(rows), dp_size):
-        total += _slot_imbalance(costs, rows, start, dp_size)
-    return total * dp_size / len(rows) if len(rows) > 0 else 0.0
+def even_out_slots(costs, step_size, dp_size, first, last, key, order):
+    """Put the micro-batches of steps [first, last) into slots and ranks of like cost.
+
+    A step's micro-batches are cut into slots in the order of their costs. From the dearest slot to the
+    cheapest, the dearest of a slot goes to the rank that has least to do in this step; ranks and slots come
+    in random order, so that none is favoured.
+
+    Args:
+        costs: (M,) int64, of all micro-batches.
+        step_size: E, micro-batches of a step, a multiple of ``dp_size``.
+        dp_size: ranks.
+        first: first step.
+        last: end of the steps.
+        key: uint64, of the random choices; step t draws from its t-th stream.
+        order: (M,) integers, the micro-batch of each row, step t in ``order[t·E:(t + 1)·E]``; rearranged in
+            place.
+    """
+    num_slots = step_size // dp_size
+    for step in range(first, last):
+        rows = order[step * step_size : (step + 1) * step_size]
+        inside = rows.copy()
+        ascending = np.argsort(costs[inside], kind="mergesort")
+        stream = subkey(key, step)
+        slots = np.arange(num_slots)
+        shuffle(slots, 0, num_slots, subkey(stream, 0))
+        names = np.arange(dp_size)
+        shuffle(names, 0, dp_size, subkey(stream, 1))
+        loads = np.zeros(dp_size, np.int64)
+        for slot in range(num_slots):
+            ranks = np.argsort(loads, kind="mergesort")
+            for place in range(dp_size):
+                microbatch = inside[ascending[step_size - 1 - slot * dp_size - place]]
+                rows[slots[slot] * dp_size + names[ranks[place]]] = microbatch
+                loads[ranks[place]] += costs[microbatch]

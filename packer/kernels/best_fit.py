@@ -5,89 +5,21 @@ of one residual together, so its time depends on the number of distinct lengths,
 history form a node; a node remembers its parent, so the path to the root spells the pack's contents.
 """
 
-import numpy as np
-from numba import types
-from numba.extending import intrinsic
-
 from packer.kernels._jit import at, inline, jit
+from packer.kernels.bitmap import clear_bit, next_bit, set_bit
 
 NO_NODE = -1
 
 
 @inline
-def _set_bit(words, level_starts, position):
-    """Mark ``position`` in a bitmap with summaries: level k holds a bit for each word of level k − 1."""
-    for level in range(len(level_starts) - 1):
-        words[at(level_starts[level] + (position >> 6))] |= np.uint64(1) << np.uint64(position & 63)
-        position >>= 6
-
-
-@inline
-def _clear_bit(words, level_starts, position):
-    """Unmark ``position``."""
-    for level in range(len(level_starts) - 1):
-        word = at(level_starts[level] + (position >> 6))
-        words[word] &= ~(np.uint64(1) << np.uint64(position & 63))
-        if words[word] != 0:
-            return
-        position >>= 6
-
-
-@intrinsic
-def _lowest_bit(typing_context, word):
-    """Return the index of the lowest set bit of a uint64 that has one: one instruction."""
-
-    def generate(context, builder, signature, arguments):
-        return builder.cttz(arguments[0], context.get_constant(types.boolean, True))
-
-    return types.int64(word), generate
-
-
-@inline
-def _next_bit(words, level_starts, position):
-    """Return the smallest marked position that is not below ``position``, or −1."""
-    level = 0
-    levels = len(level_starts) - 1
-    while level < levels:
-        word = position >> 6
-        if level_starts[level] + word >= level_starts[level + 1]:
-            return -1
-        rest = words[at(level_starts[level] + word)] >> np.uint64(position & 63)
-        if rest != 0:
-            position += _lowest_bit(rest)
-            while level > 0:
-                level -= 1
-                position = (position << 6) + _lowest_bit(words[at(level_starts[level] + position)])
-            return position
-        level += 1
-        position = word + 1
-    return -1
-
-
-@inline
-def usable(room, filled, min_samples, reserve):
-    """Return the room that one more sample may take; ``reserve`` is kept for each that is then lacking."""
-    return room - max(0, min_samples - filled - 1) * reserve
-
-
-@inline
-def _how_many(
-    size, square, left, room, filled, used, is_open, max_samples, max_squares, min_samples, reserve
-):
-    """Return how many samples of one class, of ``left``, a row takes; a new one takes at least one."""
+def _how_many(size, square, left, room, filled, used, max_samples, max_squares):
+    """Return how many samples of one class, of ``left``, a row takes that has room for one."""
     most = min(left, max_samples - filled)
-    if most > 1:  # there is room for one
+    if most > 1:
         most = min(most, room // size)
     if square > 0:
         most = min(most, (max_squares - used) // square)
-    if filled + 1 >= min_samples:
-        return most
-    each = 0 if is_open else 1
-    while each < most and usable(room - each * size, filled + each, min_samples, reserve) >= size:
-        each += 1
-        if filled + each + 1 >= min_samples:
-            return most
-    return each
+    return most
 
 
 @jit
@@ -98,8 +30,6 @@ def decide(
     capacity,
     max_samples,
     max_squares,
-    min_samples,
-    reserve,
     levels,
     words,
     heads,
@@ -114,13 +44,11 @@ def decide(
         capacity: room of a pack.
         max_samples: samples that a pack may hold.
         max_squares: bound of the sum of squares in a pack; none of ``squares`` is over it.
-        min_samples: samples that a pack should hold.
-        reserve: room that is kept for each sample that a pack lacks.
         levels: (k + 1,) int64, starts of the levels of the bitmap over rooms 0..capacity.
         words: uint64 zeros, the bitmap.
-        heads: (capacity + 1,) int32 zeros: 1 + the first node of each usable room.
+        heads: (capacity + 1,) int32 zeros: 1 + the first node of each room left.
         nodes: (8, n) int64, filled: parent, class, repeats, packs, samples in the pack, squares in the pack,
-            next node of the same usable room, room left.
+            next node of the same room left, room left.
 
     Returns:
         The number of nodes, or −1 where n were too few (``words`` and ``heads`` are then spoilt).
@@ -132,7 +60,7 @@ def decide(
         place = size
         while left > 0:
             # the tightest open pack that can take one more sample of this class
-            place = _next_bit(words, levels, place) if place <= capacity else -1
+            place = next_bit(words, levels, place) if place <= capacity else -1
             node, before = NO_NODE, NO_NODE
             room, taken, squared, available = capacity, 0, 0, left
             if place >= 0:
@@ -144,19 +72,7 @@ def decide(
                     continue
                 here = at(node)
                 room, taken, squared, available = rooms[here], filled[here], used[here], packs[here]
-            each = _how_many(
-                size,
-                square,
-                left,
-                room,
-                taken,
-                squared,
-                node >= 0,
-                max_samples,
-                max_squares,
-                min_samples,
-                reserve,
-            )
+            each = _how_many(size, square, left, room, taken, squared, max_samples, max_squares)
             many = min(available, left if each == 1 else left // each)
             left -= many * each
             if node >= 0:
@@ -168,7 +84,7 @@ def decide(
                     else:
                         heads[at(place)] = following[here] + 1
                         if following[here] < 0:
-                            _clear_bit(words, levels, place)
+                            clear_bit(words, levels, place)
             if num_nodes == len(parent):
                 return -1
             new = at(num_nodes)
@@ -176,11 +92,11 @@ def decide(
             packs[new], filled[new] = many, taken + each
             used[new], rooms[new] = squared + each * square, room - each * size
             following[new] = NO_NODE
-            rest = usable(room - each * size, taken + each, min_samples, reserve)
+            rest = room - each * size
             if rest > 0 and taken + each < max_samples:
                 following[new] = heads[at(rest)] - 1
                 if heads[at(rest)] == 0:
-                    _set_bit(words, levels, rest)
+                    set_bit(words, levels, rest)
                 heads[at(rest)] = num_nodes + 1
             num_nodes += 1
             place = size

@@ -35,3 +35,12 @@ def gather_segments(values, starts, offsets, first, last, out):
         for target in range(offsets[segment], offsets[segment + 1]):
             out[at(target)] = values[at(source)]
             source += 1
+
+
+@jit
+def split_entries(entries, first, last, samples, lengths):
+    """Split entries [first, last), length << 32 | sample, into the two."""
+    for place in range(first, last):
+        entry = entries[at(place)]
+        samples[at(place)] = entry & 0xFFFFFFFF
+        lengths[at(place)] = entry >> 32

@@ -7,7 +7,7 @@ micro-batches, those that found no place at its end, so that windows can be work
 import numpy as np
 
 from packer.kernels._jit import at, inline, jit
-from packer.kernels.best_fit import decide, usable
+from packer.kernels.best_fit import decide
 from packer.kernels.limits import UNLIMITED, budget_fits, count_fits, next_multiple, round_up
 from packer.kernels.partition import partition
 
@@ -257,13 +257,12 @@ def best_fit_windows(entries, edges, bits, limits, levels, words, heads, starts,
         limits.segment_multiple,
         limits.max_attention,
     )
-    min_samples, max_samples = limits.min_samples, limits.max_samples
+    max_samples = limits.max_samples
     num_microbatches = 0
     for window in range(len(edges) - 1):
         start, stop = edges[window], edges[window + 1]
         _sort_by_bits(entries, start, stop, 32, 32 + bits, scratch, counts)
         num_classes = 0
-        total = np.int64(0)
         position = stop - 1
         while position >= start:
             seqlen = entries[position] >> 32
@@ -273,13 +272,8 @@ def best_fit_windows(entries, edges, bits, limits, levels, words, heads, starts,
             class_counts[num_classes] = 0
             while position >= start and entries[position] >> 32 == seqlen:
                 class_counts[num_classes] += 1
-                total += class_rooms[num_classes]
                 position -= 1
             num_classes += 1
-        # room for each sample that a pack may come to lack: that of the longest of as many short ones
-        packs = total // capacity + 1
-        lacking = entries[start + min(stop - start - 1, min_samples * packs)] >> 32
-        reserve = next_multiple(segment_multiple, lacking)
         num_nodes = decide(
             class_rooms[:num_classes],
             class_squares[:num_classes],
@@ -287,8 +281,6 @@ def best_fit_windows(entries, edges, bits, limits, levels, words, heads, starts,
             capacity,
             max_samples,
             max_attention,
-            min_samples,
-            reserve,
             levels,
             words,
             heads,
@@ -311,7 +303,7 @@ def best_fit_windows(entries, edges, bits, limits, levels, words, heads, starts,
         entries[start:stop] = scratch[: stop - start]
         # leave bitmap and heads as they were
         for node in range(num_nodes):
-            place = max(0, usable(nodes[7, node], nodes[4, node], min_samples, reserve))
+            place = nodes[7, node]
             heads[place] = 0
             for level in range(len(levels) - 1):
                 place >>= 6

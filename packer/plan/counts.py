@@ -58,18 +58,25 @@ class ShapeTable:
         ]
 
 
-def rank_imbalance(costs: NDArray[np.int64], dp_size: int) -> float:
-    """Return max/mean − 1 of the cost over the ranks of a slot, averaged over the slots.
+def time_lost(costs: NDArray[np.int64], dp_size: int, grad_accum: int) -> tuple[float, float]:
+    """Return how much longer the ranks take than if the work were spread evenly over them.
 
-    Summed in billionths, as integers: the same figure on every machine.
+    Args:
+        costs: (R,) of whole steps, row = (step·A + accum)·D + dp_rank.
+        dp_size: D.
+        grad_accum: A.
+
+    Returns:
+        Where ranks wait for each other in every slot, as FSDP's do: Σ slot maxima · D / Σ cost − 1; and where
+        they wait once a step, as DDP's without synchronisation in between: the same with sums over a step.
     """
-    if dp_size == 1:
-        return 0.0
-    # (slots · D,) -> (slots, D)
-    slots = costs.reshape(-1, dp_size)
-    totals = slots.sum(axis=1)
-    excess = (slots.max(axis=1)[totals > 0] * dp_size - totals[totals > 0]) / totals[totals > 0]
-    return int(np.rint(excess * 1e9).astype(np.int64).sum()) // max(len(excess), 1) / 1e9
+    total = int(costs.sum())
+    if dp_size == 1 or total == 0:
+        return 0.0, 0.0
+    # (R,) -> (T, A, D)
+    slots = costs.reshape(-1, grad_accum, dp_size)
+    by_slots, by_steps = int(slots.max(axis=2).sum()), int(slots.sum(axis=1).max(axis=1).sum())
+    return by_slots * dp_size / total - 1, by_steps * dp_size / total - 1
 
 
 def drop_counts(dropped: DroppedSamples) -> dict[str, dict[str, int]]:

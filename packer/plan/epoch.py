@@ -44,6 +44,9 @@ class PlannedEpoch:
     """What this epoch leaves out, beyond what every epoch leaves out."""
     padded_seqlens_by_metric: dict[str, NDArray[np.int32]] = field(default_factory=dict)
     """Per metric (M,): S of each member of a pair of sequences, for plans with several budgets."""
+    design_effect: dict[str, float | None] = field(default_factory=lambda: {"seqlen": None, "source": None})
+    """How much more the steps differ in their mix than steps of random samples would, by ``seqlen`` and by
+    ``source``: 1 as random ones, 16 as steps of a 16th of their size; None where there is one class."""
     figures: dict[str, Any] = field(default_factory=dict)
     """What only the planner knows of the epoch, as plain JSON, for the summary and verification:
     ``lower_bound`` and ``num_packed`` (micro-batches), ``rank_imbalance_before`` (max/mean − 1 over the ranks

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from packer._version import __version__
 from packer.arrays import to_arrow
 from packer.plan import schema
-from packer.plan.counts import ShapeTable, drop_counts, rank_imbalance, whole_samples
+from packer.plan.counts import ShapeTable, drop_counts, time_lost, whole_samples
 from packer.plan.digest import HEADER_HASH, content_hash, header_hash
 from packer.plan.epoch import DroppedSamples, PlannedEpoch
 from packer.plan.facts import PlanFacts
@@ -126,7 +126,14 @@ def _write_tables(
             name = schema.steps_file(number)
             files[name] = _write_steps(tables, name, epoch, totals)
             drops.append(number, epoch.dropped)
-            counts.append(tensor_counts | {"dropped": drop_counts(epoch.dropped), "figures": epoch.figures})
+            counts.append(
+                tensor_counts
+                | {
+                    "design_effect": epoch.design_effect,
+                    "dropped": drop_counts(epoch.dropped),
+                    "figures": epoch.figures,
+                }
+            )
         files[schema.DROPPED_FILE] = drops.close()
     return {
         "format": schema.FORMAT,
@@ -161,7 +168,8 @@ def _write_microbatches(
     )
     num_rows = len(epoch.offsets) - 1
     packed = facts.config["layout"] == "packed"
-    counts = {
+    by_slots, by_steps = time_lost(epoch.costs, facts.config["dp_size"], facts.config["grad_accum"])
+    counts: dict[str, Any] = {
         "num_steps": len(epoch.step_num_samples),
         "num_microbatches": num_rows,
         "num_samples": 0,
@@ -170,7 +178,8 @@ def _write_microbatches(
         "num_fillers": int(np.count_nonzero(epoch.is_filler)),
         "num_repeats": int(np.count_nonzero(epoch.is_repeat)),
         "max_padded_tokens": 0,
-        "rank_imbalance": rank_imbalance(epoch.costs, facts.config["dp_size"]),
+        "rank_imbalance": by_slots,
+        "rank_imbalance_by_step": by_steps,
     }
     table = tables.open(name, columns)
     for first in range(0, num_rows, rows_per_batch):

@@ -15,7 +15,7 @@ from packer.errors import ConfigError
 Layout = Literal["padded", "packed"]
 Count = Literal["padded", "real"]
 Order = Literal["random", "sequential", "seqlen"]
-Packing = Literal["windowed", "next-fit", "best-fit"]
+Packing = Literal["next-fit", "windowed", "mixed", "best-fit"]
 TooLong = Literal["error", "drop", "truncate", "split"]
 Remainder = Literal["drop", "keep", "fill"]
 Balance = Literal["none", "tokens", "flops"]
@@ -48,7 +48,7 @@ class PlanConfig:
     """Each has its own order and its own drops."""
     packing: Packing | None = None
     """How samples become micro-batches. Default: ``next-fit`` where the order is not random, else
-    ``best-fit`` where the layout is packed, else ``windowed``."""
+    ``mixed`` where the layout is packed, else ``windowed``."""
     window: int = 64
     """Micro-batches, about, that ``windowed`` sorts together."""
     dp_size: int = 1
@@ -264,13 +264,13 @@ def _check_ranges(config: PlanConfig) -> None:
 def _default_packing(config: PlanConfig) -> Packing:
     if config.order != "random":
         return "next-fit"
-    return "best-fit" if config.layout == "packed" else "windowed"
+    return "mixed" if config.layout == "packed" else "windowed"
 
 
 def _check_packing(config: PlanConfig) -> None:
-    if config.packing == "best-fit" and config.layout != "packed":
+    if config.packing in ("mixed", "best-fit") and config.layout != "packed":
         raise ConfigError(
-            "--packing best-fit fills packed rows; add --layout packed, or choose --packing windowed"
+            f"--packing {config.packing} fills packed rows; add --layout packed, or choose --packing windowed"
         )
     if config.packing != "next-fit" and config.order != "random":
         raise ConfigError(

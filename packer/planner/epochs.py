@@ -1,4 +1,4 @@
-"""Epoch by epoch: pack, lay out in rows, and give every row its shape and every step its factor."""
+"""Epoch by epoch: pack, compose steps, and give every row its shape and every step its factor."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
@@ -9,22 +9,23 @@ from numpy.typing import NDArray
 from packer.errors import ConfigError
 from packer.kernels.limits import Limits
 from packer.plan.epoch import PlannedEpoch
+from packer.planner.choose.limits import limits_for
+from packer.planner.choose.pieces import IntArray, Pieces
+from packer.planner.compose.composition import Composition, compose
+from packer.planner.compose.mix import Mix
 from packer.planner.config import MAX_SEQLEN, PlanConfig
-from packer.planner.draft import Draft, lay_out
-from packer.planner.limits import limits_for
-from packer.planner.lower_bound import lower_bound
-from packer.planner.lr import lr_scales, mean_size
-from packer.planner.microbatches import MicroBatches
-from packer.planner.orders import Purpose, histogram, key_for
-from packer.planner.packings import pack
-from packer.planner.pieces import IntArray, Pieces
-from packer.planner.pools import pack_by_admission
+from packer.planner.order.orders import Purpose, histogram, key_for
+from packer.planner.packing.curriculum import pack_by_admission
+from packer.planner.packing.lower_bound import lower_bound
+from packer.planner.packing.microbatches import MicroBatches
+from packer.planner.packing.pack import pack
 from packer.planner.progress import Pace, Phase
-from packer.planner.shapes import choose_shapes, pad_to
+from packer.planner.rate import lr_scales, mean_size
+from packer.planner.shape import choose_shapes, pad_to
 
 
 @dataclass(kw_only=True, slots=True)
-class Survey:
+class Shared:
     """What an epoch depends on that only all epochs together tell."""
 
     lr_base: float | None = None
@@ -62,22 +63,22 @@ class EpochPlanner:
                 "--lr-by loss-tokens needs the loss tokens of cut samples, which no metric tells; choose "
                 "--lr-by tokens, or --too-long drop"
             )
-        limits = self._limits()
+        limits, mix = self._limits(), Mix.of(self.pieces.seqlens)
         # Base and shapes come before the first row: several epochs may be planned twice, one at a time.
-        drafts = [self._draft(0, limits, 0)] if self.config.epochs == 1 else None
-        survey = self._survey(drafts or self._drafts(limits))
+        composed = [self._compose(0, limits, mix, 0)] if self.config.epochs == 1 else None
+        shared = self._shared(composed or self._compositions(limits, mix))
 
         def planned() -> Iterator[PlannedEpoch]:
-            if drafts is None:
-                for epoch, draft in enumerate(self._drafts(limits)):
+            if composed is None:
+                for epoch, steps in enumerate(self._compositions(limits, mix)):
                     self.pace.begin(Phase.WRITE, epoch)
-                    yield self._finish(draft, limits, survey)
+                    yield self._finish(steps, limits, shared)
             else:
                 self.pace.begin(Phase.WRITE, 0)
-                yield self._finish(drafts.pop(), limits, survey)
+                yield self._finish(composed.pop(), limits, shared)
             self.pace.begin(Phase.FLUSH)
 
-        return survey.lr_base, planned()
+        return shared.lr_base, planned()
 
     def _limits(self) -> Limits:
         """Return the bounds of a micro-batch; in the padded layout the shapes are chosen before packing."""
@@ -90,17 +91,17 @@ class EpochPlanner:
         )
         return limits_for(self.config, shapes)
 
-    def _drafts(self, limits: Limits) -> Iterator[Draft]:
+    def _compositions(self, limits: Limits, mix: Mix) -> Iterator[Composition]:
         num_steps = 0
         for epoch in range(self.config.epochs):
-            draft = self._draft(epoch, limits, num_steps)
-            num_steps += len(draft.num_samples)
-            yield draft
+            composed = self._compose(epoch, limits, mix, num_steps)
+            num_steps += len(composed.num_samples)
+            yield composed
 
-    def _draft(self, epoch: int, limits: Limits, first_step: int) -> Draft:
-        # handed over without a name, so that they can go while they are laid out
-        return lay_out(
-            self._pack(epoch, limits, first_step), self.pieces, self.config, epoch, self.loss_tokens
+    def _compose(self, epoch: int, limits: Limits, mix: Mix, first_step: int) -> Composition:
+        # handed over without a name, so that they can go while they are composed
+        return compose(
+            self._pack(epoch, limits, first_step), self.pieces, mix, self.config, epoch, self.loss_tokens
         )
 
     def _pack(self, epoch: int, limits: Limits, first_step: int) -> MicroBatches:
@@ -127,64 +128,65 @@ class EpochPlanner:
         figures = {"lower_bound": bound, "num_packed": len(microbatches)}
         return replace(microbatches, figures=microbatches.figures | figures)
 
-    def _survey(self, drafts: Iterable[Draft]) -> Survey:
+    def _shared(self, epochs: Iterable[Composition]) -> Shared:
         """Run through the epochs for what all of them need to know, if there is anything."""
-        survey = Survey(lr_base=self.config.lr_base)
+        shared = Shared(lr_base=self.config.lr_base)
         needs_base = self.config.lr_scaling != "none" and self.config.lr_base is None
         needs_shapes = self.config.num_shapes is not None and self.config.layout == "packed"
         if not needs_base and not needs_shapes:
-            return survey
+            return shared
         if self.config.epochs > 1:
             self.pace.survey_first()
         sizes, rooms = [], [np.empty((2, 0), np.int64)]
-        for draft in drafts:
+        for composed in epochs:
             if needs_base:
-                sizes.append((draft.sizes(self.config.lr_by), draft.is_full))
+                sizes.append((composed.sizes(self.config.lr_by), composed.is_full))
             if needs_shapes:
-                rooms.append(np.stack(np.unique(draft.unpadded, return_counts=True)))
+                rooms.append(np.stack(np.unique(composed.unpadded, return_counts=True)))
         if needs_base:
-            survey.lr_base = mean_size(sizes)
+            shared.lr_base = mean_size(sizes)
         if self.config.num_shapes is not None and needs_shapes:
             rows, counts = np.concatenate(rooms, axis=1)
             distinct, inverse = np.unique(rows, return_inverse=True)
-            survey.shapes = choose_shapes(
+            shared.shapes = choose_shapes(
                 distinct,
                 np.bincount(inverse, counts).astype(np.int64),
                 num_shapes=self.config.num_shapes,
                 multiple=self.config.padded_multiple,
             )
-        return survey
+        return shared
 
-    def _finish(self, draft: Draft, limits: Limits, survey: Survey) -> PlannedEpoch:
-        """Give a draft its shapes and factors."""
-        if survey.shapes is not None:
-            limits = limits._replace(shapes=survey.shapes)
+    def _finish(self, composed: Composition, limits: Limits, shared: Shared) -> PlannedEpoch:
+        """Give an epoch its shapes and factors."""
+        if shared.shapes is not None:
+            limits = limits._replace(shapes=shared.shapes)
         pieces = self.pieces
         return PlannedEpoch(
-            sample_ids=pieces.sample_ids(draft.pieces),
-            seqlens=draft.seqlens,
-            starts=None if pieces.starts is None else pieces.starts[draft.pieces],
-            offsets=draft.offsets,
-            padded_seqlens=self._shape(draft.unpadded, limits),
-            costs=draft.costs,
-            is_filler=draft.rows.is_filler,
-            is_repeat=draft.rows.is_repeat,
-            step_num_samples=draft.num_samples,
-            step_num_tokens=draft.num_tokens,
-            step_num_loss_tokens=draft.num_loss_tokens,
-            step_max_seqlen=draft.max_seqlen.astype(np.int32),
-            lr_scales=self._lr_scales(draft, survey),
-            dropped=draft.dropped,
+            sample_ids=pieces.sample_ids(composed.pieces),
+            seqlens=composed.seqlens,
+            starts=None if pieces.starts is None else pieces.starts[composed.pieces],
+            offsets=composed.offsets,
+            padded_seqlens=self._shape(composed.unpadded, limits),
+            costs=composed.costs,
+            is_filler=composed.rows.is_filler,
+            is_repeat=composed.rows.is_repeat,
+            step_num_samples=composed.num_samples,
+            step_num_tokens=composed.num_tokens,
+            step_num_loss_tokens=composed.num_loss_tokens,
+            step_max_seqlen=composed.max_seqlen.astype(np.int32),
+            lr_scales=self._lr_scales(composed, shared),
+            dropped=composed.dropped,
             padded_seqlens_by_metric={
-                metric: self._shape(rows, limits) for metric, rows in draft.unpadded_by_metric.items()
+                metric: self._shape(rows, limits) for metric, rows in composed.unpadded_by_metric.items()
             },
-            figures=draft.figures,
+            design_effect={"seqlen": composed.design_effect, "source": None},
+            figures=composed.figures,
         )
 
-    def _lr_scales(self, draft: Draft, survey: Survey) -> NDArray[np.float64]:
+    def _lr_scales(self, composed: Composition, shared: Shared) -> NDArray[np.float64]:
         if self.config.lr_scaling == "none":
-            return np.ones(len(draft.num_samples))
-        return lr_scales(draft.sizes(self.config.lr_by), survey.lr_base, self.config)
+            return np.ones(len(composed.num_samples))
+        return lr_scales(composed.sizes(self.config.lr_by), shared.lr_base, self.config)
 
     def _shape(self, longest: NDArray[np.int64], limits: Limits) -> NDArray[np.int32]:
         """Return S or T of each row: rounded, and one over a step where it must be."""

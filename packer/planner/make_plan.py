@@ -14,10 +14,10 @@ from packer.plan import schema
 from packer.plan.facts import PlanFacts
 from packer.plan.reader import Plan
 from packer.plan.writer import plan_in_memory, write_plan
+from packer.planner.choose.limits import max_seqlen
+from packer.planner.choose.pieces import Pieces, choose_pieces
 from packer.planner.config import PlanConfig
 from packer.planner.epochs import EpochPlanner
-from packer.planner.limits import max_seqlen
-from packer.planner.pieces import Pieces, choose_pieces
 from packer.planner.progress import Listener, Pace
 from packer.publish import check_target
 

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from packer.kernels.limits import UNLIMITED
-from packer.planner.best_fit import best_fit, decide_patterns
-from packer.planner.orders import histogram
+from packer.planner.order.orders import histogram
+from packer.planner.packing.best_fit import best_fit, decide_patterns
 from tests import naive
 from tests.kernels.limits import limits
 

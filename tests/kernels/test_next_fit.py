@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from packer.kernels.limits import UNLIMITED
-from packer.planner.next_fit import next_fit
+from packer.planner.packing.next_fit import next_fit
 from tests import naive
 from tests.kernels.limits import limits
 
@@ -72,7 +72,7 @@ def test_orders():
 
 
 def test_buffers_of_groups_are_refilled(monkeypatch):
-    monkeypatch.setattr("packer.planner.next_fit._GROUPS_AT_ONCE", 3)
+    monkeypatch.setattr("packer.planner.packing.next_fit._GROUPS_AT_ONCE", 3)
     packed = next_fit(
         np.full((1, 10), 4, np.int32),
         None,

@@ -4,8 +4,8 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from packer.planner.orders import histogram
-from packer.planner.shapes import choose_shapes
+from packer.planner.order.orders import histogram
+from packer.planner.shape import choose_shapes
 from tests import naive
 
 

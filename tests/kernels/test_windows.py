@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from packer.kernels import windows
 from packer.kernels.limits import UNLIMITED
-from packer.planner.orders import split_entries
-from packer.planner.windowed import windowed
+from packer.planner.order.orders import split_entries
+from packer.planner.packing.windowed import windowed
 from tests import naive
 from tests.kernels.limits import limits
 
@@ -142,7 +142,7 @@ def test_best_fit_windows_equal_naive(data):
 
 
 def bitmap(capacity):
-    from packer.planner.best_fit import bitmap_levels
+    from packer.kernels.bitmap import bitmap_levels
 
     levels = bitmap_levels(capacity)
     return levels, np.zeros(int(levels[-1]), np.uint64), np.zeros(capacity + 1, np.int32)

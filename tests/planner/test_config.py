@@ -57,7 +57,7 @@ def test_what_has_no_meaning_is_refused_with_the_cure(options, cure):
 
 def test_default_packing_follows_order_and_layout():
     assert PlanConfig(max_tokens=9).packing == "windowed"
-    assert PlanConfig(max_tokens=9, layout="packed").packing == "best-fit"
+    assert PlanConfig(max_tokens=9, layout="packed").packing == "mixed"
     assert PlanConfig(max_tokens=9, order="sequential").packing == "next-fit"
     assert PlanConfig(max_tokens=9, layout="packed", order="seqlen").packing == "next-fit"
 

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from packer.kernels.limits import UNLIMITED
 from packer.planner import PlanConfig, make_plan
-from packer.planner.next_fit import next_fit
+from packer.planner.packing.next_fit import next_fit
 from tests.kernels.limits import limits
 
 pytestmark = pytest.mark.frameworks

@@ -11,10 +11,11 @@ from packer.kernels import counting, rng, windows
 from packer.metrics import open_metrics
 from packer.plan.epoch import DROP_REASONS
 from packer.planner import PlanConfig, make_plan
-from packer.planner.draft import lay_out
-from packer.planner.limits import limits_for
-from packer.planner.packings import pack
-from packer.planner.pieces import Pieces
+from packer.planner.choose.limits import limits_for
+from packer.planner.choose.pieces import Pieces
+from packer.planner.compose.composition import compose
+from packer.planner.compose.mix import Mix
+from packer.planner.packing.pack import pack
 
 
 def rows(plan, epoch=0):
@@ -136,11 +137,11 @@ def test_ids_beyond_32_bits():
     for options in ({}, {"layout": "packed"}, {"packing": "next-fit"}):
         config = PlanConfig(max_tokens=20, dp_size=2, **options)
         packed = pack(pieces.lengths, pieces.owners, limits_for(config), config, np.uint64(1))
-        draft = lay_out(packed, pieces, config, 0, None)
-        planned = pieces.sample_ids(draft.pieces)
-        assert planned.dtype == draft.dropped.sample_ids.dtype == np.int64
-        assert sorted([*planned.tolist(), *draft.dropped.sample_ids.tolist()]) == ids.tolist()
-        assert {DROP_REASONS[code] for code in draft.dropped.reasons} == {"remainder"}
+        composed = compose(packed, pieces, Mix.of(pieces.seqlens), config, 0, None)
+        planned = pieces.sample_ids(composed.pieces)
+        assert planned.dtype == composed.dropped.sample_ids.dtype == np.int64
+        assert sorted([*planned.tolist(), *composed.dropped.sample_ids.tolist()]) == ids.tolist()
+        assert {DROP_REASONS[code] for code in composed.dropped.reasons} == {"remainder"}
 
 
 def test_kernels_count_beyond_32_bits():
@@ -251,8 +252,8 @@ def test_a_plan_does_not_depend_on_threads(monkeypatch):
     for options in ({"packing": "windowed"}, {"layout": "packed", "balance": "flops", "dp_size": 4}):
         hashes = set()
         for count in (1, 3):
-            monkeypatch.setattr("packer.planner.threads.num_threads", lambda count=count: count)
-            monkeypatch.setattr("packer.planner.threads.MIN_CHUNK", 1)
+            monkeypatch.setattr("packer.planner.order.threads.num_threads", lambda count=count: count)
+            monkeypatch.setattr("packer.planner.order.threads.MIN_CHUNK", 1)
             hashes.add(make_plan(lengths, PlanConfig(max_tokens=1000, **options)).fingerprint)
         assert len(hashes) == 1
 
@@ -284,3 +285,19 @@ def test_metrics_that_were_changed_are_not_planned(tmp_path) -> None:
         file.write(b"\x06")
     with pytest.raises(MetricsError, match="not the file that was written"):
         make_plan(tmp_path / "metrics", PlanConfig(max_tokens=16))
+
+
+@pytest.mark.parametrize("order", ["random", "seqlen"])
+@pytest.mark.parametrize("budgets", [1, 2])
+def test_no_sample_is_left_out_in_every_epoch(order, budgets):
+    """Shape rules leave out what fills no step: others in every epoch, not the same shortest or longest."""
+    lengths = list(range(1, 8))
+    options = {"grad_accum": 3, "same_num_samples": True, "same_seqlen": True, "epochs": 12, "order": order}
+    max_tokens = 50 if budgets == 1 else {"seqlen": 50, "target": 50}
+    metrics = {"target": lengths} if budgets == 2 else None
+    plan = make_plan(lengths, PlanConfig(max_tokens=max_tokens, **options), metrics=metrics)
+    left_out = [
+        set(range(7)) - {i for row in rows(plan, e) for i in row.sample_ids.tolist()} for e in range(12)
+    ]
+    assert all(left_out)
+    assert not set.intersection(*left_out)

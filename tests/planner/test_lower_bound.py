@@ -4,8 +4,8 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from packer.planner.lower_bound import lower_bound
-from packer.planner.orders import histogram
+from packer.planner.order.orders import histogram
+from packer.planner.packing.lower_bound import lower_bound
 from tests import naive
 from tests.kernels.limits import limits
 

@@ -5,7 +5,7 @@ import pytest
 
 from packer.errors import ConfigError
 from packer.planner import PlanConfig, make_plan
-from packer.planner.lr import lr_scales, mean_size
+from packer.planner.rate import lr_scales, mean_size
 
 
 def config(**options):

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from packer.errors import PlanError
-from packer.planner import orders, threads
+from packer.planner.order import orders, threads
 
 
 @pytest.fixture(params=[1, 2, 5])

@@ -1,6 +1,5 @@
 """Orders of samples: as they stand, by length, or at random; each a pure function of its key."""
 
-import sys
 from enum import IntEnum
 from typing import Any
 
@@ -9,7 +8,7 @@ from numpy.typing import NDArray
 
 from packer.errors import PlanError
 from packer.kernels import counting, rng
-from packer.planner.threads import chunk_edges, run_chunks
+from packer.planner.order.threads import chunk_edges, run_chunks
 
 IntArray = NDArray[Any]
 MAX_PIECES = 2**32
@@ -24,9 +23,10 @@ class Purpose(IntEnum):
 
     SAMPLES = 1
     REMAINDER = 5
-    COLUMNS = 6
+    BALANCE = 6
     POOL = 7
     SUBSTREAM = 8
+    DEALING = 9
 
 
 def key_for(seed: int, epoch: int, purpose: Purpose) -> np.uint64:
@@ -102,21 +102,14 @@ def take(values: IntArray, order: IntArray) -> IntArray:
 
 
 def split_entries(entries: NDArray[np.int64]) -> tuple[IntArray, NDArray[np.int32]]:
-    """Return the samples and the lengths of entries, views where ids have 32 bits."""
-    # (n,) int64 -> (n, 2) int32
-    halves = entries.view(np.int32).reshape(-1, 2)
-    low, high = (0, 1) if sys.byteorder == "little" else (1, 0)
-    if id_dtype(len(entries)) is np.int32:
-        return halves[:, low], halves[:, high]
-    return entries & 0xFFFFFFFF, halves[:, high]
-
-
-def join_entries(pieces: IntArray, seqlens: NDArray[np.int32]) -> NDArray[np.int64] | None:
-    """Return the entries whose halves these are, as ``split_entries`` gave them; None where they are not."""
-    entries = pieces.base
-    if entries is None or entries is not seqlens.base or entries.shape != pieces.shape:
-        return None
-    return entries if entries.dtype == np.int64 else None
+    """Return the samples, and the lengths, of entries."""
+    samples = np.empty(len(entries), id_dtype(len(entries)))
+    lengths = np.empty(len(entries), np.int32)
+    run_chunks(
+        lambda _, first, last: counting.split_entries(entries, first, last, samples, lengths),
+        chunk_edges(len(entries)),
+    )
+    return samples, lengths
 
 
 def histogram(lengths: IntArray) -> tuple[NDArray[np.int64], NDArray[np.int64]]:

@@ -54,3 +54,25 @@ def concatenate(parts: list[MicroBatches]) -> MicroBatches:
 def reindex(part: MicroBatches, positions: IntArray) -> MicroBatches:
     """Name the pieces of ``part`` by ``positions``, where it was made from a selection."""
     return replace(part, pieces=positions[part.pieces], leftover=positions[part.leftover])
+
+
+def positions_of(microbatches: MicroBatches) -> NDArray[np.int64]:
+    """Return where in ``pieces`` the samples of all micro-batches are, one micro-batch after the other."""
+    begins = np.cumsum(microbatches.sizes) - microbatches.sizes
+    positions: NDArray[np.int64] = np.arange(int(microbatches.sizes.sum())) + np.repeat(
+        microbatches.starts - begins, microbatches.sizes
+    )
+    return positions
+
+
+def compact_owners(owners: IntArray | None) -> tuple[NDArray[np.int32], int]:
+    """Number the samples that have several pieces from 0.
+
+    Returns:
+        (n,) int32 by piece, −1 where it is its sample's only one; empty where no sample is cut. And how many.
+    """
+    if owners is None:
+        return np.empty(0, np.int32), 0
+    _, inverse, counts = np.unique(owners, return_inverse=True, return_counts=True)
+    numbers = np.where(counts > 1, np.cumsum(counts > 1) - 1, -1).astype(np.int32)
+    return numbers[inverse], int(np.count_nonzero(counts > 1))

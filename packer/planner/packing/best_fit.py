@@ -8,10 +8,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from packer.kernels import best_fit as kernels
+from packer.kernels.bitmap import bitmap_levels
 from packer.kernels.limits import UNLIMITED, Limits
-from packer.planner.microbatches import IntArray, MicroBatches
-from packer.planner.orders import by_length, id_dtype, permutation, shuffle_within, subkey, take
-from packer.planner.threads import chunk_edges, run_chunks
+from packer.planner.order.orders import by_length, id_dtype, permutation, shuffle_within, subkey, take
+from packer.planner.order.threads import chunk_edges, run_chunks
+from packer.planner.packing.microbatches import IntArray, MicroBatches
 
 
 def best_fit(lengths: IntArray, limits: Limits, *, key: np.uint64) -> MicroBatches:
@@ -77,14 +78,11 @@ def decide_patterns(
     Returns:
         (P,) packs of each pattern; (P + 1,) offsets and the classes of the samples of each pattern.
     """
-    room = int(limits.budgets[0])
     sizes = -(-class_lengths // limits.segment_multiple) * limits.segment_multiple
     squares = class_lengths**2 if limits.max_attention < UNLIMITED else np.zeros_like(class_lengths)
-    # room for each sample that a pack may come to lack: that of the longest of as many short ones
-    packs = int((sizes * counts).sum()) // room + 1
-    shorter = np.cumsum(counts[::-1])
-    reserve = int(sizes[::-1][np.searchsorted(shorter, min(shorter[-1], limits.min_samples * packs))])
-    levels = bitmap_levels(room)
+    # a row never holds more than all samples: tables by room are no longer than that
+    room = min(int(limits.budgets[0]), int((sizes * counts).sum()))
+    levels = bitmap_levels(room + 1)
     num_nodes, places = -1, 8 * len(counts) + 1024
     while num_nodes < 0:
         nodes = np.empty((8, places), np.int64)
@@ -95,8 +93,6 @@ def decide_patterns(
             room,
             limits.max_samples,
             limits.max_attention,
-            limits.min_samples,
-            reserve,
             levels,
             np.zeros(int(levels[-1]), np.uint64),
             np.zeros(room + 1, np.int32),
@@ -109,15 +105,6 @@ def decide_patterns(
     classes = np.empty(int(offsets[-1]), np.int32)
     kernels.spell_patterns(nodes, chosen, offsets, classes)
     return nodes[3, chosen], offsets, classes
-
-
-def bitmap_levels(room: int) -> NDArray[np.int64]:
-    """Return the starts of the levels of a bitmap over 0..room, 64 bits a word, up to a single word."""
-    starts, words = [0], room + 1
-    while len(starts) == 1 or words > 1:
-        words = -(-words // 64)
-        starts.append(starts[-1] + words)
-    return np.array(starts, np.int64)
 
 
 def _chunk_cursors(

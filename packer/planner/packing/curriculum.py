@@ -15,9 +15,9 @@ from packer.curriculum import BEYOND
 from packer.kernels import rng
 from packer.kernels.limits import Limits
 from packer.planner.config import PlanConfig
-from packer.planner.microbatches import IntArray, MicroBatches, concatenate, reindex
-from packer.planner.orders import Purpose, id_dtype, key_for, subkey
-from packer.planner.packings import group_width, pack
+from packer.planner.order.orders import Purpose, id_dtype, key_for, subkey
+from packer.planner.packing.microbatches import IntArray, MicroBatches, concatenate, positions_of, reindex
+from packer.planner.packing.pack import group_width, pack
 
 _ENOUGH = 1.1  # times the samples that the steps take, by estimate
 
@@ -173,8 +173,4 @@ def _pack_drawn(
 
 def _used(part: MicroBatches) -> IntArray:
     """Return the samples of a part's micro-batches."""
-    begins = np.cumsum(part.sizes) - part.sizes
-    used: IntArray = part.pieces[
-        np.arange(int(part.sizes.sum())) + np.repeat(part.starts - begins, part.sizes)
-    ]
-    return used
+    return part.pieces[positions_of(part)]

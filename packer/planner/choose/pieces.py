@@ -9,8 +9,8 @@ from numpy.typing import NDArray
 
 from packer.errors import EmptyPlanError, MetricsError, PlanError, SampleTooLongError
 from packer.plan.epoch import DROP_REASONS, DroppedSamples
+from packer.planner.choose.limits import longest_alone, max_seqlen
 from packer.planner.config import MAX_SEQLEN, PlanConfig
-from packer.planner.limits import longest_alone, max_seqlen
 
 IntArray = NDArray[Any]
 

@@ -1,8 +1,8 @@
-"""One epoch laid out in rows: all but what depends on the other epochs (learning-rate base, shapes)."""
+"""One epoch composed of steps: all but what depends on the other epochs (learning-rate base, shapes)."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,16 +10,19 @@ from numpy.typing import NDArray
 from packer.kernels import balance as balance_kernels
 from packer.kernels import counting
 from packer.plan.epoch import DroppedSamples
+from packer.planner.choose.pieces import Pieces, reason
+from packer.planner.compose.balance import balance
+from packer.planner.compose.deal import deal
+from packer.planner.compose.mix import Mix, design_effect
+from packer.planner.compose.steps import Rows, fill_steps
 from packer.planner.config import PlanConfig
-from packer.planner.microbatches import IntArray, MicroBatches
-from packer.planner.orders import join_entries, split_entries, take
-from packer.planner.pieces import Pieces, reason
-from packer.planner.steps import Rows, arrange
-from packer.planner.threads import chunk_edges, run_chunks
+from packer.planner.order.orders import take
+from packer.planner.order.threads import chunk_edges, run_chunks
+from packer.planner.packing.microbatches import IntArray, MicroBatches
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Draft:
+class Composition:
     """One epoch's rows. R rows, P pieces, T steps."""
 
     pieces: IntArray
@@ -45,6 +48,8 @@ class Draft:
     """(T,)"""
     is_full: NDArray[np.bool_]
     """(T,) neither filler nor repeat."""
+    design_effect: float | None
+    """How much more the steps differ in their mix than random ones; None for one class, or one step."""
     dropped: DroppedSamples
     figures: dict[str, int | float]
 
@@ -58,18 +63,20 @@ class Draft:
         return self.num_loss_tokens
 
 
-def lay_out(
+def compose(
     microbatches: MicroBatches,
     pieces: Pieces,
+    mix: Mix,
     config: PlanConfig,
     epoch: int,
     loss_tokens: IntArray | None,
-) -> Draft:
-    """Put packed micro-batches into rows, and sum up what they hold.
+) -> Composition:
+    """Make steps of packed micro-batches, and sum up what they hold.
 
     Args:
-        microbatches: in the order in which they are to run.
+        microbatches: in the order in which they were packed.
         pieces: what they are made of.
+        mix: of all pieces.
         config: the options.
         epoch: whose random choices are meant.
         loss_tokens: (N,) loss tokens of every sample of the source; None for all tokens but the first.
@@ -77,69 +84,78 @@ def lay_out(
     Raises:
         EmptyPlanError: no step would be left.
     """
-    microbatches = _end_to_end(microbatches)
-    parts, seqlens = microbatches.pieces, microbatches.seqlens
     if len(config.budgets) > 1 or "seqlen" not in config.budgets:
-        seqlens = pieces.seqlens[parts]
-    tokens, longest, rooms, costs = _sum_up(seqlens, microbatches.starts, microbatches.sizes, config)
-    rows, imbalance = arrange(microbatches, costs, config, epoch)
+        microbatches = replace(microbatches, seqlens=pieces.seqlens[microbatches.pieces])
+    sums = _sum_up(microbatches, config)
+    order = deal(microbatches, sums.costs, mix, config, epoch)
+    rows = fill_steps(order, microbatches, sums.costs, config, epoch)
+    rows, imbalance = balance(rows, sums.costs, config, epoch)
     figures = microbatches.figures
     if imbalance is not None:
         figures = figures | {"rank_imbalance_before": imbalance}
     dropped = _dropped(microbatches, rows, pieces)
-    starts, sizes = _of_rows(microbatches.starts, rows), _of_rows(microbatches.sizes, rows)
+    starts, sizes = take(microbatches.starts, rows.microbatches), take(microbatches.sizes, rows.microbatches)
     offsets = _offsets(sizes)
     # at a billion samples every copy counts: each array is gathered and let go before the next
+    parts, seqlens = microbatches.pieces, microbatches.seqlens
     del microbatches
     ordered = _gather(parts, starts, offsets)
     del parts
     ordered_seqlens = _gather(seqlens, starts, offsets)
-    del seqlens
+    del seqlens, starts
     has_filler = bool(rows.is_filler.any())
+    step_size = config.microbatches_per_step
 
     def per_step(values: IntArray) -> IntArray:
-        counted = values * ~rows.is_filler if has_filler else values
-        return _by_step(np.sum, counted, config.microbatches_per_step)
+        return _by_step(np.sum, values * ~rows.is_filler if has_filler else values, step_size)
 
-    num_samples, num_tokens = per_step(sizes), per_step(_of_rows(tokens, rows))
+    num_samples, num_tokens = per_step(sizes), per_step(take(sums.tokens, rows.microbatches))
     num_loss_tokens: NDArray[np.int64] | None = num_tokens - num_samples
     if loss_tokens is not None:
         num_loss_tokens = None
         if pieces.starts is None:
             known = loss_tokens[pieces.sample_ids(ordered)]
             num_loss_tokens = per_step(np.add.reduceat(known, offsets[:-1], dtype=np.int64))
-    longest = _of_rows(longest, rows)
-    return Draft(
+    longest = take(sums.longest, rows.microbatches)
+    return Composition(
         pieces=ordered,
         seqlens=ordered_seqlens,
         offsets=offsets,
         rows=rows,
-        unpadded=_of_rows(rooms, rows) if config.layout == "packed" else longest,
+        unpadded=take(sums.rooms, rows.microbatches) if config.layout == "packed" else longest,
         unpadded_by_metric=_longest_by_metric(ordered, offsets, pieces, config),
-        costs=_of_rows(costs, rows),
+        costs=take(sums.costs, rows.microbatches),
         num_samples=num_samples,
         num_tokens=num_tokens,
         num_loss_tokens=num_loss_tokens,
-        max_seqlen=_by_step(np.max, longest, config.microbatches_per_step),
-        is_full=~_by_step(np.any, rows.is_filler | rows.is_repeat, config.microbatches_per_step),
+        max_seqlen=_by_step(np.max, longest, step_size),
+        is_full=~_by_step(np.any, rows.is_filler | rows.is_repeat, step_size),
+        design_effect=design_effect(ordered_seqlens, offsets, rows.is_filler, step_size),
         dropped=dropped,
         figures=figures,
     )
 
 
-def _sum_up(
-    seqlens: IntArray, starts: NDArray[np.int64], sizes: NDArray[np.int64], config: PlanConfig
-) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
-    """Return (M,) each: tokens, longest, tokens with every sample padded on its own, cost."""
-    padded = config.pad_segments_to > 1
-    tokens, longest = np.empty((2, len(starts)), np.int64)
-    rooms = np.empty(len(starts), np.int64) if padded else tokens
-    costs = np.empty(len(starts), np.int64) if config.balance == "flops" else tokens
+class _Sums(NamedTuple):
+    """What each of M micro-batches holds."""
+
+    tokens: NDArray[np.int64]
+    longest: NDArray[np.int64]
+    rooms: NDArray[np.int64]
+    """Tokens with every sample padded on its own."""
+    costs: NDArray[np.int64]
+
+
+def _sum_up(microbatches: MicroBatches, config: PlanConfig) -> _Sums:
+    num_microbatches = len(microbatches)
+    tokens, longest = np.empty((2, num_microbatches), np.int64)
+    rooms = np.empty(num_microbatches, np.int64) if config.pad_segments_to > 1 else tokens
+    costs = np.empty(num_microbatches, np.int64) if config.balance == "flops" else tokens
     run_chunks(
         lambda _, first, last: balance_kernels.measure(
-            seqlens,
-            starts,
-            sizes,
+            microbatches.seqlens,
+            microbatches.starts,
+            microbatches.sizes,
             first,
             last,
             config.pad_segments_to,
@@ -149,9 +165,9 @@ def _sum_up(
             rooms,
             costs,
         ),
-        chunk_edges(len(starts), min_chunk=1 << 14),
+        chunk_edges(num_microbatches, min_chunk=1 << 14),
     )
-    return tokens, longest, rooms, costs
+    return _Sums(tokens=tokens, longest=longest, rooms=rooms, costs=costs)
 
 
 def _longest_by_metric(
@@ -176,23 +192,6 @@ def _by_step(reduce: Callable[..., IntArray], values: IntArray, num_rows: int) -
     """Reduce the ``num_rows`` rows of each step to one value; as they are, where a step has one row."""
     # (R,) -> (T, E) -> (T,)
     return reduce(values.reshape(-1, num_rows), axis=1) if num_rows > 1 else values
-
-
-def _end_to_end(microbatches: MicroBatches) -> MicroBatches:
-    """Copy micro-batches into the order in which they run, so that what follows reads memory in its order."""
-    starts, offsets = microbatches.starts, _offsets(microbatches.sizes)
-    entries = join_entries(microbatches.pieces, microbatches.seqlens)
-    if entries is not None:
-        pieces, seqlens = split_entries(_gather(entries, starts, offsets))
-    else:
-        pieces = _gather(microbatches.pieces, starts, offsets)
-        seqlens = _gather(microbatches.seqlens, starts, offsets)
-    return replace(microbatches, pieces=pieces, seqlens=seqlens, starts=offsets[:-1])
-
-
-def _of_rows(values: IntArray, rows: Rows) -> IntArray:
-    """Return what each row's micro-batch has in ``values``; a view where they come in their order."""
-    return values[: len(rows.microbatches)] if rows.in_order else take(values, rows.microbatches)
 
 
 def _gather(values: IntArray, starts: NDArray[np.int64], offsets: NDArray[np.int64]) -> Any:

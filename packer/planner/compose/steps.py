@@ -1,0 +1,92 @@
+"""Steps: micro-batches in rows of whole steps, and what does not fill one."""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from packer.errors import EmptyPlanError
+from packer.planner.config import PlanConfig
+from packer.planner.order.orders import Purpose, key_for, permutation
+from packer.planner.packing.microbatches import MicroBatches
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Rows:
+    """R = steps · E rows of a plan, row = (step·A + accum)·D + dp_rank."""
+
+    microbatches: NDArray[np.int64]
+    """(R,) the micro-batch of each row."""
+    is_filler: NDArray[np.bool_]
+    """(R,)"""
+    is_repeat: NDArray[np.bool_]
+    """(R,)"""
+    left_out: NDArray[np.int64]
+    """Micro-batches that fill no step."""
+
+
+def fill_steps(
+    order: NDArray[np.int64],
+    microbatches: MicroBatches,
+    costs: NDArray[np.int64],
+    config: PlanConfig,
+    epoch: int,
+) -> Rows:
+    """Put micro-batches into rows of whole steps; apply the remainder rule to those that fill none.
+
+    Args:
+        order: (M,) micro-batches in the order in which they are to run.
+        microbatches: what they are.
+        costs: (M,) of each: a filler copies the cheapest of its step.
+        config: the options.
+        epoch: whose random choices are meant.
+
+    Raises:
+        EmptyPlanError: no step would be left.
+    """
+    size = config.microbatches_per_step
+    num_microbatches = len(order)
+    rest = num_microbatches % size
+    if num_microbatches == 0 or (config.remainder == "drop" and num_microbatches < size):
+        raise EmptyPlanError(_why_empty(num_microbatches, config))
+    key = key_for(config.seed, epoch, Purpose.REMAINDER)
+    if rest == 0 or config.remainder == "drop":
+        left_out = order[num_microbatches - rest :]
+        if rest and config.order == "seqlen" and not microbatches.in_steps:
+            # not the longest, epoch after epoch
+            chosen = np.sort(permutation(num_microbatches, key)[:rest])
+            left_out = order[chosen]
+            order = np.delete(order, chosen)
+        whole = order[: num_microbatches - rest]
+        none = np.zeros(len(whole), np.bool_)
+        return Rows(microbatches=whole, is_filler=none, is_repeat=none, left_out=left_out)
+    last = order[num_microbatches - rest :]
+    missing = size - rest
+    if config.remainder == "keep":
+        added = np.full(missing, last[np.argmin(costs[last])])
+    else:
+        # another micro-batch of the epoch trains twice; one of the same step where its shape must agree
+        others = last if microbatches.in_steps or rest == num_microbatches else order[: len(order) - rest]
+        added = others[np.resize(permutation(len(others), key), missing)]
+    is_added = np.zeros(num_microbatches + missing, np.bool_)
+    is_added[num_microbatches:] = True
+    none = np.zeros_like(is_added)
+    return Rows(
+        microbatches=np.concatenate([order, added]),
+        is_filler=is_added if config.remainder == "keep" else none,
+        is_repeat=is_added if config.remainder == "fill" else none,
+        left_out=order[:0],
+    )
+
+
+def _why_empty(num_microbatches: int, config: PlanConfig) -> str:
+    if num_microbatches == 0:
+        return (
+            f"no micro-batch can be made of --min-samples {config.min_samples} samples; lower --min-samples "
+            "or raise --max-tokens"
+        )
+    return (
+        f"a step takes {config.microbatches_per_step} micro-batches (--dp-size {config.dp_size} × "
+        f"--grad-accum {config.grad_accum}), but there are only {num_microbatches}; lower one of these or "
+        "--max-tokens, or choose --remainder keep or fill"
+    )

@@ -1,0 +1,1 @@
+"""Pack: samples → micro-batches, one file a packing."""

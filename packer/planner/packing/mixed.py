@@ -1,0 +1,124 @@
+"""Mixed: packed rows that are each a random draw of the data set, and about as full as best-fit's.
+
+See ``packer.kernels.mixed`` for the rule. The order is cut into blocks, which threads pack side by side. What
+the last samples of a block leave unfilled is a small part of it, so a block leaves its pool over, and the
+pools of all blocks are packed in turn as an order of their own.
+"""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from packer.kernels import mixed as kernels
+from packer.kernels.bitmap import bitmap_levels
+from packer.kernels.limits import Limits
+from packer.planner.order.orders import (
+    histogram,
+    permutation,
+    shuffled_entries,
+    split_entries,
+    subkey,
+    take,
+)
+from packer.planner.order.threads import run_chunks
+from packer.planner.packing.microbatches import IntArray, MicroBatches, compact_owners
+
+POOL = 3072
+"""Samples among which the longest that fits is looked for."""
+
+_BLOCK = 1 << 17
+_MAX_TABLE = 1 << 22
+
+
+def mixed(lengths: IntArray, owners: IntArray | None, limits: Limits, *, key: np.uint64) -> MicroBatches:
+    """Pack samples in random order, every gap filled with the longest samples that fit.
+
+    Args:
+        lengths: (1, n) int32 lengths of the samples, each at most the room of a row.
+        owners: (n,) the sample of each piece; None where no sample is cut.
+        limits: bounds of a row.
+        key: of the random choices.
+    """
+    entries = shuffled_entries(lengths[0], subkey(key, 0))
+    classes = histogram(lengths[0])[0][::-1].copy()
+    # int32 by length: how many of the falling lengths are over it
+    table = np.empty(0, np.int32)
+    if int(classes[0]) < _MAX_TABLE:
+        table = np.searchsorted(-classes, -np.arange(int(classes[0]) + 1)).astype(np.int32)
+    of_piece, num_owners = compact_owners(owners)
+    stretches = []
+    first = 0  # entries before it are in rows
+    while first < len(entries):
+        edges = _block_edges(first, len(entries))
+        keep = POOL if len(edges) > 2 else 0
+        rows, first = _fill_blocks(entries, edges, classes, table, of_piece, num_owners, limits, keep)
+        stretches.append(rows)
+    # neighbours share what the pool happened to hold: rows come in random order
+    rows = np.concatenate(stretches, axis=1)
+    order = permutation(rows.shape[1], subkey(key, 1))
+    pieces, seqlens = split_entries(entries)
+    return MicroBatches(
+        pieces=pieces,
+        seqlens=seqlens,
+        starts=take(rows[0], order),
+        sizes=take(rows[1], order),
+        leftover=pieces[:0],
+    )
+
+
+def _block_edges(first: int, stop: int) -> NDArray[np.int64]:
+    """Cut entries into blocks of about equal size; return their edges."""
+    blocks = max(1, (stop - first) // _BLOCK)
+    return first + np.arange(blocks + 1, dtype=np.int64) * (stop - first) // blocks
+
+
+def _fill_blocks(
+    entries: NDArray[np.int64],
+    edges: NDArray[np.int64],
+    classes: NDArray[np.int64],
+    table: NDArray[np.int32],
+    owners: NDArray[np.int32],
+    num_owners: int,
+    limits: Limits,
+    keep: int,
+) -> tuple[NDArray[np.int64], int]:
+    """Pack blocks of entries, and move what they leave over behind all rows.
+
+    Returns:
+        (2, M) starts and sizes of the rows; where the entries left over begin.
+    """
+    levels = bitmap_levels(len(classes))
+
+    def fill(block: int, _first: int, _stop: int) -> tuple[NDArray[np.int64], int]:
+        span = edges[block : block + 2]
+        room = np.empty((2, int(span[1] - span[0])), np.int64)
+        left = np.empty(1, np.int64)
+        num_rows = kernels.fill_rows(
+            entries,
+            span,
+            classes,
+            table,
+            levels,
+            owners,
+            num_owners,
+            int(limits.budgets[0]),
+            limits.segment_multiple,
+            limits.max_samples,
+            limits.max_attention,
+            POOL,
+            keep,
+            room[0],
+            room[1],
+            left,
+        )
+        return room[:, :num_rows].copy(), int(left[0])
+
+    results = run_chunks(fill, np.arange(len(edges), dtype=np.int64))
+    behind = [entries[stop - left : stop].copy() for stop, (_, left) in zip(edges[1:], results, strict=True)]
+    target = int(edges[0])
+    for start, stop, (rows, left) in zip(edges[:-1], edges[1:], results, strict=True):
+        filled = int(stop - start) - left
+        entries[target : target + filled] = entries[start : start + filled]
+        rows[0] -= start - target
+        target += filled
+    entries[target:] = np.concatenate(behind)
+    return np.concatenate([rows for rows, _ in results], axis=1), target

@@ -1,0 +1,105 @@
+"""Which packing a configuration asks for, and what packed rows may need afterwards."""
+
+from dataclasses import replace
+
+import numpy as np
+
+from packer.kernels.limits import Limits
+from packer.planner.config import PlanConfig
+from packer.planner.order.orders import permutation, subkey
+from packer.planner.packing.apart import keep_apart
+from packer.planner.packing.best_fit import best_fit
+from packer.planner.packing.company import with_company
+from packer.planner.packing.microbatches import IntArray, MicroBatches, concatenate, reindex
+from packer.planner.packing.mixed import mixed
+from packer.planner.packing.next_fit import next_fit
+from packer.planner.packing.pairs import windowed_pairs
+from packer.planner.packing.windowed import windowed
+
+
+def pack(
+    lengths: IntArray, owners: IntArray | None, limits: Limits, config: PlanConfig, key: np.uint64
+) -> MicroBatches:
+    """Pack samples into micro-batches, in the order in which these are to run.
+
+    Args:
+        lengths: (K, n) int32 lengths of the samples, one row a budget.
+        owners: (n,) the sample of each piece; None where no sample is cut.
+        limits: bounds of a micro-batch.
+        config: the options.
+        key: of all random choices.
+    """
+    width = group_width(config)
+    if config.packing == "next-fit":
+        return _in_given_order(lengths, owners, limits, config, key)
+    if len(lengths) > 1:
+        return windowed_pairs(
+            lengths, limits, window=config.window, width=width, same_seqlen=config.same_seqlen, key=key
+        )
+    if config.packing == "mixed":
+        packs = mixed(lengths, owners, limits, key=key)
+    elif config.packing == "best-fit":
+        packs = best_fit(lengths, limits, key=key)
+    else:
+        packs = windowed(
+            lengths,
+            owners,
+            limits,
+            window=config.window,
+            width=width,
+            same_seqlen=config.same_seqlen,
+            key=key,
+        )
+    return _amend(packs, config.packing, lengths, owners, limits, key) if limits.packed else packs
+
+
+def _in_given_order(
+    lengths: IntArray, owners: IntArray | None, limits: Limits, config: PlanConfig, key: np.uint64
+) -> MicroBatches:
+    """Pack samples in their order; by length, what fills no step is not the longest, epoch after epoch."""
+
+    def packed(part: IntArray | None) -> MicroBatches:
+        chosen = lengths if part is None else np.ascontiguousarray(lengths[:, part])
+        microbatches = next_fit(
+            chosen,
+            owners if owners is None or part is None else owners[part],
+            limits,
+            order=config.order,
+            width=group_width(config),
+            same_seqlen=config.same_seqlen,
+            key=key,
+        )
+        return microbatches if part is None else reindex(microbatches, part)
+
+    num_samples = lengths.shape[1]
+    spare = num_samples % group_width(config)
+    if config.order != "seqlen" or spare in (0, num_samples):
+        return packed(None)
+    drawn = permutation(num_samples, subkey(key, 5)).astype(np.int64)
+    return concatenate([packed(np.sort(drawn[spare:])), packed(np.sort(drawn[:spare]))])
+
+
+def group_width(config: PlanConfig) -> int:
+    """Return how many micro-batches are made together: those of a step, where rows must agree in shape.
+
+    Packed rows agree once they are padded to the longest of the step, whatever they hold.
+    """
+    if config.has_shape_rule and config.layout == "padded":
+        return config.microbatches_per_step
+    return 1
+
+
+def _amend(
+    packs: MicroBatches,
+    packing: str | None,
+    lengths: IntArray,
+    owners: IntArray | None,
+    limits: Limits,
+    key: np.uint64,
+) -> MicroBatches:
+    """See to what a packing does not look at: who is in a row, and how many at least."""
+    if owners is not None and packing != "mixed":
+        packs = keep_apart(packs, owners, limits._replace(min_samples=1), subkey(key, 2))
+        order = permutation(len(packs), subkey(key, 3))
+        packs = replace(packs, starts=packs.starts[order], sizes=packs.sizes[order])
+    return with_company(packs, lengths, owners, limits, key=subkey(key, 4))
