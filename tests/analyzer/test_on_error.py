@@ -72,7 +72,7 @@ def test_a_half_in_any_key_is_no_traceback(tmp_path):
 
 def test_lines_that_are_no_rows_are_skipped(tmp_path):
     lines = [
-        "{\n",
+        '{"n": 1,\n',
         {"n": [1, 2]},
         "[1]\n",
         {"n": 3},
