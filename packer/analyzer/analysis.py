@@ -4,6 +4,7 @@ import os
 import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from time import monotonic
@@ -31,7 +32,7 @@ from packer.publish import check_target, published_directory
 from packer.samples import check_definition
 from packer.samples.definition import TrainOn
 from packer.samples.tokenizer import Counter
-from packer.sources import Source, open_source
+from packer.sources import OnError, Source, open_source
 
 Paths = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 
@@ -61,6 +62,7 @@ def analyze(
     metrics: Sequence[str | MetricFunction] = (),
     curriculum_files: bool = False,
     write_tokens: str | os.PathLike[str] | None = None,
+    on_error: OnError = "error",
     workers: int | None = None,
     executor: str = "local",
     ray_address: str | None = None,
@@ -97,11 +99,14 @@ def analyze(
         metrics: further ones: ``vocab_rarity``, ``module:function``, or functions; see ``sample_metric``.
         curriculum_files: write the index files of DeepSpeed's curriculum sampler beside every metric.
         write_tokens: keep the tokens of a text as ``PREFIX.bin`` and ``PREFIX.idx`` for Megatron.
+        on_error: what becomes of a row that cannot be read: ``error`` ends the run, ``skip`` gives it
+            length 0 under its id, ``replace`` puts U+FFFD in the place of unpaired surrogates in JSON. The
+            manifest holds the choice, and `open_dataset` repeats it.
         workers: processes (1), or CPUs of Ray (all); any number gives the same files.
         executor: ``local`` or ``ray``.
         ray_address: of a Ray cluster; by default Ray is started here.
         overwrite: replace an existing metrics directory, and existing token files.
-        progress: called after every unit of work.
+        progress: called after every unit of work, and now and then within one that takes long.
 
     Raises:
         ConfigError: no length definition, or several, or options that do not fit each other.
@@ -113,7 +118,7 @@ def analyze(
     start = monotonic()
     check_target(out, marker=MANIFEST_NAME, overwrite=overwrite)
     run = choose_executor(workers, executor, ray_address)
-    opened = open_source(source)
+    opened = open_source(source).tolerating(on_error)
     definition = define_length(
         opened,
         LengthOptions(
@@ -135,10 +140,11 @@ def analyze(
             shift=shift,
         ),
     )
+    definition = replace(definition, on_error=on_error)
     check_definition(opened, definition)
     further = resolve_metrics(metrics, definition)
     tokens = None if write_tokens is None else TokenFiles(write_tokens, definition)
-    _check_apart(Path(out), opened, tokens)
+    _check_apart(Path(out), source, opened, tokens)
     with (
         published_directory(out, marker=MANIFEST_NAME, overwrite=overwrite, keep_partial=True) as folder,
         _resumable(folder, tokens, overwrite),
@@ -173,14 +179,26 @@ def analyze(
     )
 
 
-def _check_apart(out: Path, source: Source, tokens: TokenFiles | None) -> None:
-    """Refuse a target that holds the data set or the token files: replacing it would remove them."""
+def _check_apart(out: Path, paths: Paths, source: Source, tokens: TokenFiles | None) -> None:
+    """Refuse a target that holds the data set or the token files: replacing it would remove them.
+
+    Token files among the data would be data the next time; a metrics directory is told from it.
+    """
     folder = out.resolve()
     for file in source.files:
         if folder in Path(file).resolve().parents:
             raise ConfigError(f"--out {out} holds the data set itself ({file}); choose another directory")
-    if tokens is not None and folder in tokens.prefix.resolve().parents:
+    if tokens is None:
+        return
+    above = tokens.prefix.resolve().parents
+    if folder in above:
         raise ConfigError(f"--write-tokens {tokens.prefix} is inside --out {out}; choose another place")
+    for path in [paths] if isinstance(paths, str | os.PathLike) else paths:
+        if Path(path).is_dir() and Path(path).resolve() in above:
+            raise ConfigError(
+                f"--write-tokens {tokens.prefix} is inside the data set {path}, which would be another one "
+                "then; choose another place"
+            )
 
 
 @contextmanager

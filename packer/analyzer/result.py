@@ -3,8 +3,10 @@
 from dataclasses import dataclass
 from pathlib import Path
 
+from packer.analyzer.suggestion import LONGEST_PLANNED
 from packer.metrics import Manifest, MetricSummary
 from packer.samples import LOSS_TOKENS, SEQLEN
+from packer.wording import counted
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -51,10 +53,21 @@ class AnalyzeResult:
 def suspicions(manifest: Manifest) -> tuple[str, ...]:
     """Return warnings about lengths that are possible, but hardly ever meant."""
     warnings = []
+    if manifest.num_skipped:
+        number = manifest.num_skipped
+        warnings.append(
+            f"{counted(number, 'sample')} could not be read and {'is' if number == 1 else 'are'} skipped, of "
+            f"length 0; the first is sample {manifest.skipped_samples[0]}"
+        )
     lengths = manifest.definition.get("columns", (SEQLEN,))
     for name, summary in manifest.metrics.items():
         if summary.max == 0:
             warnings.append(f"{name} is 0 for all {manifest.num_samples} samples; is it the right column?")
+        elif name in lengths and summary.max > LONGEST_PLANNED:
+            warnings.append(
+                f"{name} is up to {summary.max:,}, and a plan takes lengths up to {LONGEST_PLANNED:,}; does "
+                "it count tokens?"
+            )
         elif name in lengths and summary.min == summary.max and manifest.num_samples > 1:
             warnings.append(
                 f"{name} is {summary.max} for all {manifest.num_samples} samples; if they were padded or "

@@ -1,28 +1,37 @@
 """The work on one unit: read it, measure it, and pack what is worth keeping into a payload."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, TypeVar
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from packer.analyzer.executors import Report
+from packer.analyzer.merge import exact_sum
 from packer.analyzer.payload import pack_arrays, unpack_arrays
 from packer.analyzer.sample_metrics import TOKEN_IDS, SampleMetric
 from packer.arrays import to_arrow
 from packer.errors import ColumnError, SourceError
 from packer.samples import Encoded, LengthDefinition, encode, measure
 from packer.samples.ragged import RowError
+from packer.samples.tolerance import apply_to_readable
 from packer.sources import Columns, Source, Unit
 
 T = TypeVar("T")
 
 # beside the metrics, whose names begin with a letter or a digit
 _COUNTS = "@counts"
+_SKIPPED = "@skipped"
 _TOKEN_IDS = "@token_ids"
 
 _LARGEST_TOKEN_ID = (1 << 24) - 1
+
+
+def _no_rows() -> NDArray[np.int64]:
+    return np.zeros(0, np.int64)
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +44,8 @@ class UnitLengths:
     num_empties: int
     token_ids: NDArray[np.integer] | None = None
     """(tokens,) the ids of all rows end to end, where they are to be written."""
+    skipped: NDArray[np.integer] = field(default_factory=_no_rows)
+    """(skipped rows,) rows that could not be read, ascending; neither null nor empty."""
 
     @property
     def num_rows(self) -> int:
@@ -45,7 +56,7 @@ class UnitLengths:
     def totals(self) -> tuple[int, int]:
         """Rows and tokens, by the main metric."""
         main = next(iter(self.values.values()), np.empty(0, np.int64))
-        return len(main), int(main.sum())
+        return len(main), exact_sum(main)
 
     @staticmethod
     def pack(batches: Sequence["UnitLengths"]) -> bytes:
@@ -54,6 +65,7 @@ class UnitLengths:
         names = batches[0].values if batches else ()
         arrays = {name: _narrowed_lengths([batch.values[name] for batch in batches]) for name in names}
         arrays[_COUNTS] = [counts.reshape(-1, 2).sum(axis=0)]
+        arrays[_SKIPPED] = [batch.skipped for batch in batches] or [_no_rows()]
         token_ids = [batch.token_ids for batch in batches if batch.token_ids is not None]
         return pack_arrays(arrays | {_TOKEN_IDS: token_ids} if token_ids else arrays)
 
@@ -62,7 +74,8 @@ class UnitLengths:
         """Read a payload; the arrays are views of it."""
         values = unpack_arrays(payload)
         num_nulls, num_empties = values.pop(_COUNTS).tolist()
-        return cls(values, num_nulls, num_empties, values.pop(_TOKEN_IDS, None))
+        skipped = values.pop(_SKIPPED)
+        return cls(values, num_nulls, num_empties, values.pop(_TOKEN_IDS, None), skipped)
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,9 +90,17 @@ class MeasureUnit:
     token_dtype: np.dtype[np.integer] | None = None
     """Keep the token ids, in this type."""
 
-    def __call__(self, unit: Unit) -> bytes:
+    def __call__(self, unit: Unit, report: Report) -> bytes:
         """Return the payload of a ``UnitLengths``."""
-        return UnitLengths.pack(list(_over_batches(self.source, unit, self._columns, self._measure)))
+        batches = []
+        num_rows = num_tokens = 0
+        for lengths, skipped in _over_batches(self, unit, self._columns, self._measure):
+            # A skipped row is a null here.
+            counted = replace(lengths, num_nulls=lengths.num_nulls - len(skipped), skipped=skipped)
+            batches.append(counted)
+            num_rows, num_tokens = num_rows + counted.totals[0], num_tokens + counted.totals[1]
+            report(self.source.share_read(unit, num_rows), num_rows, num_tokens)
+        return UnitLengths.pack(batches)
 
     @property
     def _columns(self) -> Columns:
@@ -106,31 +127,34 @@ class CountVocabulary:
     source: Source
     definition: LengthDefinition
 
-    def __call__(self, unit: Unit) -> bytes:
+    def __call__(self, unit: Unit, report: Report) -> bytes:
         """Return a payload of the ids that occur and their counts; `add_vocabulary` reads it."""
         totals = np.zeros(0, dtype=np.int64)
         num_rows = 0
-        for counts, rows in _over_batches(self.source, unit, self.definition.read_columns, self._count):
+        encode_batch = partial(encode, definition=self.definition)
+        for encoded, _ in _over_batches(self, unit, self.definition.read_columns, encode_batch):
+            self._check_ids(encoded, unit, num_rows)
+            counts = np.bincount(encoded.ids.astype(np.int64, copy=False))
             if len(counts) > len(totals):
                 totals, counts = counts, totals
             totals[: len(counts)] += counts
-            num_rows += rows
+            num_rows += len(encoded.lengths)
+            report(self.source.share_read(unit, num_rows), num_rows, int(totals.sum()))
         ids = np.flatnonzero(totals)
         return pack_arrays({"ids": [ids], "counts": [totals[ids]], "rows": [np.array([num_rows])]})
 
-    def _count(self, batch: pa.RecordBatch) -> tuple[NDArray[np.int64], int]:
-        encoded = encode(batch, self.definition)
-        ids, lengths = encoded.ids, encoded.row_lengths
+    def _check_ids(self, encoded: Encoded, unit: Unit, first_row: int) -> None:
+        """Refuse ids that are none; such a row can be read, so it is never skipped."""
+        ids = encoded.ids
         if ids.dtype.kind not in "iu":
             raise ColumnError(f"column {self.definition.columns[0][1]!r} holds {ids.dtype}, no token ids")
         if len(ids) and not 0 <= int(ids.min()) <= int(ids.max()) <= _LARGEST_TOKEN_ID:
-            wrong = (ids < 0) | (ids > _LARGEST_TOKEN_ID)
-            at = int(np.argmax(wrong))
-            row = int(np.searchsorted(np.cumsum(lengths), at, side="right"))
-            raise RowError(
-                row, f"token id {ids[at]} is not within 0 to {_LARGEST_TOKEN_ID}, so there is no vocabulary"
+            at = int(np.argmax((ids < 0) | (ids > _LARGEST_TOKEN_ID)))
+            row = int(np.searchsorted(np.cumsum(encoded.row_lengths), at, side="right"))
+            raise SourceError(
+                f"{self.source.place(unit, first_row + row)}: token id {ids[at]} is not within 0 to "
+                f"{_LARGEST_TOKEN_ID}, so there is no vocabulary"
             )
-        return np.bincount(ids.astype(np.int64, copy=False)), len(lengths)
 
 
 def add_vocabulary(payloads: Iterable[memoryview]) -> NDArray[np.int64]:
@@ -151,15 +175,19 @@ def vocabulary_totals(payload: memoryview) -> tuple[int, int]:
 
 
 def _over_batches(
-    source: Source, unit: Unit, columns: Columns, work: Callable[[pa.RecordBatch], T]
-) -> Iterator[T]:
-    """Yield what ``work`` makes of each batch of a unit; an error of a row gets the row's place."""
+    task: MeasureUnit | CountVocabulary, unit: Unit, columns: Columns, work: Callable[[pa.RecordBatch], T]
+) -> Iterator[tuple[T, NDArray[np.int64]]]:
+    """Yield what ``work`` makes of each batch of a unit, and which rows of the unit were skipped.
+
+    An error of a row gets the row's place.
+    """
     num_rows = 0
-    for batch in source.read(unit, columns):
+    for batch in task.source.read(unit, columns):
         try:
-            yield work(batch)
+            made, skipped = apply_to_readable(work, batch, task.definition.on_error)
         except RowError as error:
-            raise SourceError(f"{source.place(unit, num_rows + error.row)}: {error}") from error
+            raise SourceError(f"{task.source.place(unit, num_rows + error.row)}: {error}") from error
+        yield made, num_rows + np.array(skipped, np.int64)
         num_rows += batch.num_rows
 
 

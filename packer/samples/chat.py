@@ -258,9 +258,13 @@ def open_chat_tokenizer(reference: str) -> ChatTokenizer:
 
     Raises:
         ConfigError: there is none, or it has no chat template.
-        MissingExtraError: transformers or jinja2 is not installed.
+        MissingExtraError: transformers, or jinja2, which renders the template, is not installed.
     """
-    if find_spec("jinja2") is None:
-        raise MissingExtraError("chat templates need jinja2; install 'microbatch-packer[chat]'")
+    for name in ("transformers", "jinja2"):
+        if find_spec(name) is None:
+            raise MissingExtraError(
+                f"chats are tokenized through their template, which needs {name}; install "
+                "'microbatch-packer[chat]'"
+            )
     folder = os.path.dirname(reference) or "." if os.path.isfile(reference) else reference
     return ChatTokenizer(load_transformers_tokenizer(folder), reference)

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -10,10 +11,11 @@ import pyarrow as pa
 from packer.errors import ConfigError, SourceError
 from packer.samples.definition import LengthDefinition
 from packer.samples.encoded import Encoded
-from packer.samples.measure import IGNORED_LABEL
+from packer.samples.measure import IGNORED_LABEL, measure
 from packer.samples.ragged import RowError
 from packer.samples.tokens import encode, values_of_row
-from packer.sources import Columns, Source, take_column
+from packer.samples.tolerance import apply_to_readable
+from packer.sources import Columns, Source, take_column, without_rows
 from packer.wording import counted
 
 Sample = dict[str, Any]
@@ -103,8 +105,17 @@ class Dataset:
             try:
                 samples.append(self._cut(batch, start, stop))
             except RowError as error:
-                raise SourceError(f"{self._source.place_of_row(int(sample_id))}: {error}") from error
+                if not self._is_skipped(batch):
+                    raise SourceError(f"{self._source.place_of_row(int(sample_id))}: {error}") from error
+                samples.append(self._cut(without_rows(batch, [0]), start, stop))
         return samples
+
+    def _is_skipped(self, batch: pa.RecordBatch) -> bool:
+        """Whether the one row of a batch has length 0 because it could not be measured."""
+        if self._definition.on_error != "skip":
+            return False
+        _, skipped = apply_to_readable(partial(measure, definition=self._definition), batch, "skip")
+        return bool(skipped)
 
     @property
     def _columns(self) -> Columns:

@@ -9,10 +9,10 @@ import pyarrow.types as pat
 
 from packer.errors import ColumnError, ConfigError
 from packer.samples.chat import ChatTokenizer, open_chat_tokenizer
-from packer.samples.ragged import is_list_type
+from packer.samples.ragged import is_list_type, is_token_list_type
 from packer.samples.template import TextTemplate
 from packer.samples.tokenizer import Counter, TextTokenizer, open_tokenizer
-from packer.sources import Columns, Source, find_field, storage_type
+from packer.sources import Columns, OnError, Source, find_field, storage_type
 
 Kind = Literal["tokens", "length", "text", "messages", "indexed", "prompt", "template"]
 TrainOn = Literal["assistant", "completion", "all"]
@@ -50,6 +50,8 @@ class LengthDefinition:
     """Of texts: count the tokens that the tokenizer adds (BOS, EOS, CLS ...)."""
     counter: Counter = "tokenizers"
     """``text``: the library that counts; ``gigatoken`` is held against ``tokenizers`` on part of the data."""
+    on_error: OnError = "error"
+    """What becomes of a row that cannot be read: it ends the run, has length 0, or its texts are mended."""
     labels_column: str | None = None
     """List column beside the tokens, −100 where nothing is predicted; gives the metric ``loss_tokens``."""
     shift: bool = True
@@ -90,6 +92,8 @@ class LengthDefinition:
             raise ConfigError(f"a labels column has no meaning for a definition by {self.kind}; leave it out")
         if self.counter not in get_args(Counter):
             raise ConfigError(f"counter {self.counter!r} is unknown; one of {', '.join(get_args(Counter))}")
+        if self.on_error not in get_args(OnError):
+            raise ConfigError(f"--on-error {self.on_error}: there are {', '.join(get_args(OnError))}")
         if LOSS_TOKENS in names and self.labels_column is not None:
             raise ConfigError(
                 f"a metric cannot be named {LOSS_TOKENS} beside a labels column; choose another name"
@@ -384,6 +388,8 @@ class LengthDefinition:
     def to_json(self) -> dict[str, Any]:
         """Return the manifest's form; keys that have no meaning for the kind are left out."""
         content: dict[str, Any] = {"kind": self.kind, "columns": dict(self.columns)}
+        if self.on_error != "error":
+            content["on_error"] = self.on_error
         if self.tokenizer is not None:
             content["tokenizer"] = self.tokenizer
             content["tokenizer_sha256"] = self.tokenizer_sha256
@@ -436,6 +442,8 @@ def check_definition(source: Source, definition: LengthDefinition) -> None:
         ConfigError: the tokenizer is not there, or not the one whose hash the definition holds.
     """
     for part in source.parts:
+        if part.known_num_rows == 0:
+            continue  # an empty shard need not know the columns of the others
         for column, content in definition.contents.items():
             owner = part.location.path
             data_type = storage_type(find_field(part.schema, column, owner=owner).type)
@@ -524,9 +532,16 @@ def _is_message_type(data_type: pa.DataType) -> bool:
 
 
 _ACCEPTED: dict[str, tuple[str, Callable[[pa.DataType], bool]]] = {
-    "tokens": ("a list column", is_list_type),
+    "tokens": (
+        "a list of integers; of other sequences measure the lengths, with --length-column or "
+        "packer.analyze_dataset",
+        is_token_list_type,
+    ),
     "indexed": ("a .bin/.idx source", is_list_type),
-    "length": ("an integer column", pat.is_integer),
+    "length": (
+        "an integer column (whole numbers that pandas made floats for its NaN are cast by astype('Int64'))",
+        pat.is_integer,
+    ),
     "text": ("a string column", is_text_type),
     "messages": ("a list of messages, each with a role and a content", _is_message_type),
     "any": ("any column", lambda _: True),

@@ -12,7 +12,7 @@ from packer.arrays import to_numpy
 from packer.errors import ColumnError, SourceError
 from packer.samples.definition import LOSS_TOKENS, SEQLEN, LengthDefinition, text_tokenizer
 from packer.samples.encoded import Encoded
-from packer.samples.ragged import RowError, ragged, valid_rows
+from packer.samples.ragged import RowError, ragged, refuse_null_elements, valid_rows
 from packer.samples.texts import texts_of
 from packer.samples.tokens import encode, num_nulls
 from packer.sources import Source, Unit, take_column
@@ -28,7 +28,7 @@ class Measurement(NamedTuple):
     num_null: int
     """Rows whose main column is null: their length is 0."""
     num_empty: int
-    """Rows of length 0 that are not null."""
+    """Rows that are not null and have no token of their own: of length 0, or of special tokens alone."""
 
 
 def measure_unit(source: Source, unit: Unit, definition: LengthDefinition) -> Iterator[Measurement]:
@@ -64,19 +64,24 @@ def measure(
     else:
         lengths = {}
         for metric, column in definition.columns:
-            array = take_column(batch, column)
-            lengths[metric] = (
-                _integers(array, column)
-                if definition.kind == "length"
-                else ragged(array, column=column).lengths
-            )
+            lengths[metric] = _stored(take_column(batch, column), column, definition)
     main = next(iter(lengths.values()))
     num_null = num_nulls(batch, definition)
-    num_empty = int(np.count_nonzero(main == 0)) - num_null if len(main) and not main.min() else 0
+    num_empty = count_empty(main, definition) - num_null
     if definition.labels_column is not None:
         labels = take_column(batch, definition.labels_column)
         lengths[LOSS_TOKENS] = _count_labels(labels, definition, main)
     return Measurement(lengths, num_null, num_empty)
+
+
+def _stored(array: pa.Array, column: str, definition: LengthDefinition) -> NDArray[np.integer]:
+    """Return the (rows,) lengths that a column holds, or those of its lists."""
+    if definition.kind == "length":
+        return _integers(array, column)
+    rows = ragged(array, column=column)
+    if definition.kind == "tokens":
+        refuse_null_elements(rows, column)
+    return rows.lengths
 
 
 def _tokenized(
@@ -100,6 +105,14 @@ def _tokenized(
     # (rows · members,) -> (rows,)
     lengths[LOSS_TOKENS] = marked.reshape(encoded.lengths.shape).sum(axis=1) if definition.is_pair else marked
     return lengths
+
+
+def count_empty(lengths: NDArray[np.integer], definition: LengthDefinition) -> int:
+    """Return how many rows have no token of their own; of texts, special and end tokens are not."""
+    least = 0
+    if definition.counts_texts:
+        least = text_tokenizer(definition).num_added + (definition.eos is not None)
+    return int(np.count_nonzero(lengths <= least)) if len(lengths) and lengths.min() <= least else 0
 
 
 def _integers(array: pa.Array, column: str) -> NDArray[np.int64]:
@@ -129,6 +142,7 @@ def _count_labels(
     """(rows,) labels that are not −100, the first of each row left out where labels are shifted."""
     column = str(definition.labels_column)
     rows = ragged(array, column=column)
+    refuse_null_elements(rows, column)
     unequal = valid_rows(array) & (rows.lengths != seqlens)
     if unequal.any():
         row = int(np.argmax(unequal))
@@ -146,8 +160,6 @@ def _count_labels(
     last = int((rows.starts + rows.lengths).max())
     values = rows.values.slice(first, last - first)
     marked = to_numpy(values) != IGNORED_LABEL
-    if values.null_count:
-        marked &= valid_rows(values)
     starts = np.where(rows.lengths > 0, rows.starts - first, 0)
     return count_marked(marked, rows.lengths, starts, shift=definition.shift)
 

@@ -61,6 +61,7 @@ def open_dataset(
         raise ConfigError("nothing says what the token ids are; give metrics=, or definition=")
     if tokenizer is not None:
         definition = definition.with_tokenizer(tokenizer)
+    source = source.tolerating(definition.on_error)
     check_definition(source, definition)
     named = _named_fields(definition, fields)
     for column in named.values():

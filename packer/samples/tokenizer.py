@@ -70,6 +70,11 @@ class TextTokenizer:
         self.end_token = end_token
 
     @property
+    def num_added(self) -> int:
+        """Special tokens that an empty text is given."""
+        return int(self._tokenizer.num_special_tokens_to_add(False)) if self._special_tokens else 0
+
+    @property
     def vocab_size(self) -> int:
         """Number of ids, added tokens included; every id is smaller."""
         return int(self._tokenizer.get_vocab_size(with_added_tokens=True))

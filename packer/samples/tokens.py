@@ -13,12 +13,18 @@ from packer.errors import ColumnError, ConfigError
 from packer.samples.conversations import conversations, filled
 from packer.samples.definition import LengthDefinition, chat_tokenizer, text_tokenizer
 from packer.samples.encoded import Encoded, gathered, with_completions
-from packer.samples.ragged import Ragged, RowError, is_list_type, ragged, valid_rows
+from packer.samples.ragged import (
+    NULL_ELEMENT,
+    Ragged,
+    RowError,
+    is_list_type,
+    ragged,
+    refuse_null_elements,
+    valid_rows,
+)
 from packer.samples.template import TextTemplate
 from packer.samples.texts import prompts_and_wholes, texts_of
 from packer.sources import Source, find_field, storage_type, take_column
-
-_NULL_ELEMENT = "holds a null among its elements; token ids are never null, correct it"
 
 
 def encode(batch: pa.RecordBatch, definition: LengthDefinition) -> Encoded:
@@ -102,6 +108,7 @@ def gather(rows: Ragged, column: str) -> NDArray[Any]:
     if not rows.lengths.any():
         return np.zeros(0, np.int64)
     check_elements(rows.values.type, column)
+    refuse_null_elements(rows, column)
     filled = np.flatnonzero(rows.lengths)
     starts, lengths = rows.starts[filled], rows.lengths[filled]
     before = np.concatenate([[0], np.cumsum(lengths)])
@@ -109,10 +116,6 @@ def gather(rows: Ragged, column: str) -> NDArray[Any]:
         values = rows.values.slice(int(starts[0]), int(before[-1]))
     else:
         values = rows.values.take(to_arrow(np.repeat(starts - before[:-1], lengths) + np.arange(before[-1])))
-    if values.null_count:
-        at = int(np.argmin(valid_rows(values)))
-        row = int(filled[np.searchsorted(before, at, side="right") - 1])
-        raise RowError(row, f"column {column!r} {_NULL_ELEMENT}")
     return np.array(to_numpy(values))
 
 
@@ -127,7 +130,7 @@ def values_of_row(row: pa.Scalar, column: str, start: int, stop: int | None) -> 
     first, last, _ = slice(start, stop).indices(len(row.values))
     values = row.values.slice(first, max(last - first, 0))
     if values.null_count:
-        raise RowError(0, f"column {column!r} {_NULL_ELEMENT}")
+        raise RowError(0, f"column {column!r} {NULL_ELEMENT}")
     if not len(values):
         return np.zeros(0, np.int64)
     return np.array(to_numpy(values))
@@ -140,6 +143,8 @@ def check_list_of_numbers(source: Source, column: str) -> None:
         ColumnError: a file has no such column, or one that is no list of numbers; names the file.
     """
     for part in source.parts:
+        if part.known_num_rows == 0:
+            continue
         data_type = storage_type(find_field(part.schema, column, owner=part.location.path).type)
         if pat.is_null(data_type):
             continue
