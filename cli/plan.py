@@ -28,7 +28,7 @@ FILE = click.Path(path_type=Path)
 
 
 @click.command(cls=GroupedCommand)
-@click.argument("metrics", type=click.Path(path_type=Path), metavar="METRICS")
+@click.argument("metrics", type=click.Path(path_type=Path, readable=False), metavar="METRICS")
 @grouped(OUTPUT, "--out", required=True, type=click.Path(path_type=Path), help="Plan directory to make.")
 @grouped(OUTPUT, "--overwrite", is_flag=True, help="Replace an existing plan.")
 @grouped(OUTPUT, "--json", "as_json", is_flag=True, help="Print the summary for machines.")
