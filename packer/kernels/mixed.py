@@ -16,12 +16,12 @@ from packer.kernels.limits import UNLIMITED, next_multiple
 
 _ID = 0xFFFFFFFF
 _OVERDUE = 4  # pools that have passed a sample by: it is not put back again
-TRIES = 16
+TRIES = 8
 """Samples that are tried as a row's last but one."""
 REACH = 64
 """Samples of the order, from the row's first on, among which these are looked for."""
-GAP_SHIFT = 11
-"""A gap of 1/2048 of the row is good enough."""
+GAP_SHIFT = 10
+"""A gap of 1/1024 of the row is good enough."""
 
 
 @inline

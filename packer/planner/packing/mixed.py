@@ -22,7 +22,7 @@ from packer.planner.order.orders import (
 from packer.planner.order.threads import run_chunks
 from packer.planner.packing.microbatches import IntArray, MicroBatches, compact_owners
 
-POOL = 1024
+POOL = 1536
 """Samples among which the longest that fits is looked for."""
 
 _BLOCK = 1 << 17
