@@ -1,4 +1,4 @@
-"""A 374M-parameter decoder in bf16 that keeps little for the backward: what ``train_gpu.py`` trains.
+"""A decoder that keeps little for the backward: what ``train_gpu.py`` and ``fidelity_gpu.py`` train.
 
 Padded batches go through torch's causal FlashAttention, packed ones through its variable-length form: the
 same kernels, so that a difference in speed comes from the batches.
@@ -102,12 +102,20 @@ _VARLEN_CAUSAL: dict[str, Any] = (
 def attend(query: Tensor, key: Tensor, value: Tensor, batch: Mapping[str, Any]) -> Tensor:
     """(B, S, heads, head_dim) of each; causal, within samples where the batch is packed."""
     edges = batch.get("cu_seqlens")
-    if edges is None or not query.is_cuda:
-        with sdpa_kernel([SDPBackend.FLASH_ATTENTION, *([] if query.is_cuda else [SDPBackend.MATH])]):
-            heads_first = (tensor.transpose(1, 2) for tensor in (query, key, value))
-            return functional.scaled_dot_product_attention(*heads_first, is_causal=True).transpose(1, 2)
+    if edges is None:
+        return _attend_rows(query, key, value)
+    if not query.is_cuda:  # torch has no kernel for it there
+        lengths = edges.diff().tolist()
+        samples = zip(*(tensor.split(lengths, dim=1) for tensor in (query, key, value)), strict=True)
+        return torch.cat([_attend_rows(*sample) for sample in samples], dim=1)
     longest = batch["max_seqlen"]
     return varlen_attn(query[0], key[0], value[0], edges, edges, longest, longest, **_VARLEN_CAUSAL)[None]
+
+
+def _attend_rows(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    with sdpa_kernel([SDPBackend.FLASH_ATTENTION, *([] if query.is_cuda else [SDPBackend.MATH])]):
+        heads_first = (tensor.transpose(1, 2) for tensor in (query, key, value))
+        return functional.scaled_dot_product_attention(*heads_first, is_causal=True).transpose(1, 2)
 
 
 def _rotate(projected: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:

@@ -12,10 +12,9 @@ import numpy as np
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from packer.plan import Plan
 from packer.planner import PlanConfig, make_plan
 
-CAPACITIES = (4096, 8192, 8193, 32_768)
+CAPACITIES = (4096, 8192, 8193, 16_384, 32_768)
 
 
 def lognormal(size: int) -> NDArray[np.int32]:
@@ -43,21 +42,36 @@ def exact_best_fit_decreasing(lengths: NDArray[np.int32], capacity: int) -> int:
     return packs
 
 
-def compare_packs(name: str, lengths: NDArray[np.int32]) -> None:
-    for capacity in CAPACITIES:
+def compare_packs(name: str, lengths: NDArray[np.int32], capacities: tuple[int, ...]) -> None:
+    for capacity in capacities:
         cut = np.minimum(lengths, capacity)
-        counts = make_plan(cut, PlanConfig(max_tokens=capacity, layout="packed")).header["epochs"][0]
-        bound, packs = counts["figures"]["lower_bound"], counts["num_microbatches"]
-        exact = exact_best_fit_decreasing(cut, capacity)
+        options = {"max_tokens": capacity, "layout": "packed"}
+        found = {
+            packing: make_plan(cut, PlanConfig(packing=packing, **options)).header["epochs"][0]
+            for packing in ("best-fit", "mixed", "next-fit")
+        }
+        bound, exact = found["mixed"]["figures"]["lower_bound"], exact_best_fit_decreasing(cut, capacity)
+        best, mixed, uniform = (counts["num_microbatches"] for counts in found.values())
+        effects = " | ".join(f"{counts['design_effect']['seqlen']:.2f}" for counts in found.values())
         print(
-            f"| {name} | {capacity:,} | {bound:,} | {exact:,} | {packs:,} | {packs / bound - 1:.1e} |",
+            f"| {name} | {capacity:,} | {bound:,} | {exact:,} | {best:,} | {mixed:,} | {uniform:,} "
+            f"| {effects} |",
             flush=True,
         )
 
 
-def costs(plan: Plan, ranks: int) -> NDArray[np.int64]:
-    epoch = plan.epoch(0)
-    return np.array([epoch.microbatch(row).cost for row in range(epoch.num_microbatches)]).reshape(-1, ranks)
+def compare_balance(lengths: NDArray[np.int32]) -> None:
+    for grad_accum in (1, 4, 16):
+        config = PlanConfig(
+            max_tokens=32_768, layout="packed", dp_size=16, grad_accum=grad_accum, balance="flops"
+        )
+        counts = make_plan(lengths, config).header["epochs"][0]
+        print(
+            f"| 16 × {grad_accum} | {counts['figures']['rank_imbalance_before']:.2%} | "
+            f"{counts['rank_imbalance']:.2%} | {counts['rank_imbalance_by_step']:.2%} | "
+            f"{counts['design_effect']['seqlen']:.2f} |",
+            flush=True,
+        )
 
 
 def main() -> None:
@@ -65,12 +79,15 @@ def main() -> None:
     parser.add_argument("--data", type=Path, default=Path(__file__).parent / "data")
     options = parser.parse_args()
 
-    print("| lengths | capacity | bound | exact best-fit-decreasing | packs | over the bound |")
-    print("|---|---|---|---|---|---|")
-    compare_packs("lognormal, 1M", lognormal(1_000_000))
+    print("| lengths | capacity | bound | exact | best-fit | mixed | next-fit | design effect of each | | |")
+    print("|---|---|---|---|---|---|---|---|---|---|")
+    compare_packs("lognormal, 1M", lognormal(1_000_000), CAPACITIES)
     for path in sorted(options.data.glob("*_lengths.parquet")):
         lengths = pq.read_table(path, columns=["length"])["length"].to_numpy().astype(np.int32)
-        compare_packs(path.stem.removesuffix("_lengths"), lengths)
+        capacities = (*CAPACITIES, 262_144) if int(lengths.max()) > CAPACITIES[-1] else CAPACITIES
+        compare_packs(path.stem.removesuffix("_lengths"), lengths, capacities)
+    near = np.clip(np.random.default_rng(5).normal(4096, 512, 3000), 1, 16_384).astype(np.int32)
+    compare_packs("normal, 4,096 ± 512", near, (16_384,))
 
     print("\n| window | padded / real − 1 | micro-batches |\n|---|---|---|")
     for window in (16, 64, 256, 1024):
@@ -79,22 +96,10 @@ def main() -> None:
         padding = counts["num_padded_tokens"] / counts["num_tokens"] - 1
         print(f"| {window} | {padding:.2%} | {counts['num_microbatches']:,} |", flush=True)
 
-    print("\n| balance steps | slots: max / mean − 1 | before | ranks over the epoch |\n|---|---|---|---|")
-    for steps in (1, 4, 16, 64):
-        config = PlanConfig(
-            max_tokens=32_768,
-            layout="packed",
-            dp_size=16,
-            balance="flops",
-            hidden_size=4096,
-            balance_steps=steps,
-        )
-        plan = make_plan(lognormal(2_000_000), config)
-        before = plan.header["epochs"][0]["figures"]["rank_imbalance_before"]
-        slots = costs(plan, 16)
-        after = (slots.max(axis=1) / slots.mean(axis=1) - 1).mean()
-        ranks = slots.sum(axis=0)
-        print(f"| {steps} | {after:.3%} | {before:.2%} | {ranks.max() / ranks.mean() - 1:.1e} |", flush=True)
+    print(
+        "\n| ranks × accumulated | lost before | by slots | by steps | design effect |\n|---|---|---|---|---|"
+    )
+    compare_balance(lognormal(2_000_000))
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 """``packer analyze``."""
 
 import json
+import re
 import shlex
 from dataclasses import asdict
 from functools import partial
@@ -9,20 +10,27 @@ from typing import Any
 
 import click
 
-from packer.analyzer import AnalyzeResult, Progress
+from packer.analyzer import AnalyzeResult, Progress, suggest_plan
 from packer.analyzer import analyze as analyze_source
 from packer.errors import ConfigError
 from packer.metrics import Manifest
 from packer.samples import SEQLEN
 from packer.wording import counted
 
+from .inputs import only_one
 from .options import GroupedCommand, grouped
 from .progress import ProgressDisplay, compact
+from .terminal import COMMAND, print_lines
 
 LENGTH = "What the length of a sample is"
 METRICS = "Further metrics and files"
 RUN = "How it runs"
 OUTPUT = "Output"
+
+_ESCAPED = re.compile(r"\\([nt\\])")
+
+ONCE: dict[str, Any] = {"multiple": True, "callback": only_one}
+"""Of an option that says what is measured: a second value would be measured in place of the first."""
 
 
 @click.command(cls=GroupedCommand)
@@ -46,9 +54,68 @@ OUTPUT = "Output"
     metavar="NAME",
     help="Integer column that holds the length. Repeat as METRIC=NAME for pairs.",
 )
-@grouped(LENGTH, "--text-column", metavar="NAME", help="String column, counted in tokens of --tokenizer.")
-@grouped(LENGTH, "--messages-column", metavar="NAME", help="Chats, counted through the tokenizer's template.")
-@grouped(LENGTH, "--tokenizer", metavar="FILE|DIR", help="A tokenizer.json, or a folder that holds one.")
+@grouped(
+    LENGTH, "--text-column", **ONCE, metavar="NAME", help="String column, counted in tokens of --tokenizer."
+)
+@grouped(
+    LENGTH,
+    "--messages-column",
+    **ONCE,
+    metavar="NAME",
+    help="Chats, by the tokenizer's template (extra: chat).",
+)
+@grouped(
+    LENGTH,
+    "--prompt-column",
+    **ONCE,
+    metavar="NAME",
+    help="What the model is given: texts, or messages for the tokenizer's template.",
+)
+@grouped(
+    LENGTH,
+    "--completion-column",
+    "completion_columns",
+    multiple=True,
+    metavar="NAME",
+    help="What it is to answer. Repeat as METRIC=NAME for pairs: chosen=chosen and rejected=rejected.",
+)
+@grouped(
+    LENGTH,
+    "--text-template",
+    **ONCE,
+    metavar="TEXT",
+    help="Columns in braces, joined to a text: '{instruction}\\n{input}\\n{response}'. A line whose columns "
+    "are all empty is left out.",
+)
+@grouped(
+    LENGTH,
+    "--completion-template",
+    **ONCE,
+    metavar="TEXT",
+    help="What comes behind --text-template, and trains.",
+)
+@grouped(
+    LENGTH,
+    "--train-on",
+    type=click.Choice(["assistant", "completion", "all"]),
+    help="What the loss is on.  [default: assistant of chats, completion of prompts, all of texts]",
+)
+@grouped(
+    LENGTH,
+    "--eos/--no-eos",
+    default=None,
+    help="Append the tokenizer's end token to texts.  [default: to prompts and templates alone]",
+)
+@grouped(
+    LENGTH,
+    "--tools-column",
+    **ONCE,
+    metavar="NAME",
+    help="Tools that the template of chats describes.  [default: tools, where there is such a column]",
+)
+@grouped(
+    LENGTH, "--tokenizer", **ONCE, metavar="FILE|DIR", help="A tokenizer.json, or a folder that holds one."
+)
 @grouped(
     LENGTH,
     "--special-tokens/--no-special-tokens",
@@ -65,6 +132,7 @@ OUTPUT = "Output"
 @grouped(
     METRICS,
     "--labels-column",
+    **ONCE,
     metavar="NAME",
     help="List column; its labels that are not -100 become the metric loss_tokens.",
 )
@@ -89,6 +157,14 @@ OUTPUT = "Output"
 )
 @grouped(
     RUN,
+    "--on-error",
+    type=click.Choice(["error", "skip", "replace"]),
+    default="error",
+    help="A row that cannot be read ends the run, has length 0 under its id, or, where its text holds "
+    "unpaired surrogates, U+FFFD in their place.",
+)
+@grouped(
+    RUN,
     "--workers",
     type=int,
     metavar="N",
@@ -107,6 +183,9 @@ def analyze(
     out: Path,
     tokens_columns: tuple[str, ...],
     length_columns: tuple[str, ...],
+    completion_columns: tuple[str, ...],
+    text_template: str | None,
+    completion_template: str | None,
     no_shift: bool,
     write_tokens: Path | None,
     as_json: bool,
@@ -119,8 +198,11 @@ def analyze(
     was when it is started again.
 
     \b
-    packer analyze data.parquet --tokens-column input_ids --out metrics
-    packer analyze docs.jsonl.gz --text-column text --tokenizer tokenizer.json --out metrics
+    packer analyze x.parquet --tokens-column ids --out metrics
+    packer analyze docs.jsonl.gz --out metrics \\
+        --text-column text --tokenizer tokenizer.json
+    packer analyze chats.jsonl --out metrics \\
+        --messages-column messages --tokenizer model
     """  # noqa: D301 (the escape is click's)
     with ProgressDisplay("reading") as display:
         result = analyze_source(
@@ -128,12 +210,18 @@ def analyze(
             out=out,
             tokens_column=_columns("--tokens-column", tokens_columns),
             length_column=_columns("--length-column", length_columns),
+            completion_column=_columns("--completion-column", completion_columns),
+            text_template=_unescaped(text_template),
+            completion_template=_unescaped(completion_template),
             shift=not no_shift,
             write_tokens=write_tokens,
             progress=partial(_show, display),
             **options,
         )
-    click.echo(json.dumps(_for_machines(result)) if as_json else _for_people(result, write_tokens))
+    if as_json:
+        click.echo(json.dumps(_for_machines(result)))
+    else:
+        print_lines(_for_people(result, write_tokens))
 
 
 def _show(display: ProgressDisplay, progress: Progress) -> None:
@@ -161,7 +249,14 @@ def _columns(option: str, values: tuple[str, ...]) -> str | dict[str, str] | Non
     return named
 
 
-def _for_people(result: AnalyzeResult, prefix: Path | None) -> str:
+def _unescaped(template: str | None) -> str | None:
+    r"""Read ``\n`` and ``\t``, which a shell passes as they are typed, as line end and tab."""
+    if template is None:
+        return None
+    return _ESCAPED.sub(lambda found: {"n": "\n", "t": "\t"}.get(found[1], found[1]), template)
+
+
+def _for_people(result: AnalyzeResult, prefix: Path | None) -> list[str]:
     manifest = result.manifest
     lines = [
         f"{counted(manifest.num_samples, 'sample')}, {_tokens(manifest)}; measured in {result.seconds:.1f} s"
@@ -179,13 +274,21 @@ def _for_people(result: AnalyzeResult, prefix: Path | None) -> str:
         )
     are = "is" if manifest.num_nulls == 1 else "are"
     nulls = counted(manifest.num_nulls, "sample")
-    lines.append(f"  {nulls} {are} null, {manifest.num_empties:,} empty: of length 0")
+    of_specials = manifest.num_empties > 0 and manifest.definition.get("special_tokens", False)
+    which = "without tokens but special ones" if of_specials else "of length 0"
+    lines.append(f"  {nulls} {are} null, {manifest.num_empties:,} empty: {which}")
+    if result.trained_part is not None:
+        lines.append(
+            f"  loss on {result.num_loss_tokens:,} of {counted(result.main.total, 'token')} "
+            f"({result.trained_part})"
+        )
     if prefix is not None:
         lines.append(f"Token files: {prefix}.bin, {prefix}.idx")
     lines += [f"Warning: {warning}" for warning in result.warnings]
-    out = shlex.quote(str(result.path))
-    lines.append(f"Next: packer plan {out} --out plan --max-tokens {_budget(manifest)}")
-    return "\n".join(lines)
+    suggestion = suggest_plan(manifest)
+    if suggestion is not None:
+        lines.append(f"{COMMAND}packer plan {shlex.quote(str(result.path))} --out plan {suggestion.options}")
+    return lines
 
 
 def _tokens(manifest: Manifest) -> str:
@@ -201,14 +304,6 @@ def _lengths(manifest: Manifest) -> list[str]:
     return list(manifest.definition.get("columns", [SEQLEN]))
 
 
-def _budget(manifest: Manifest) -> str:
-    """A first --max-tokens: the power of two that holds the longest sample; of pairs one for each member."""
-    budgets = {name: 1 << max(manifest.metrics[name].max - 1, 1).bit_length() for name in _lengths(manifest)}
-    if list(budgets) == [SEQLEN]:
-        return str(budgets[SEQLEN])
-    return ",".join(f"{name}={budget}" for name, budget in budgets.items())
-
-
 def _for_machines(result: AnalyzeResult) -> dict[str, Any]:
     manifest = result.manifest
     return {
@@ -217,8 +312,10 @@ def _for_machines(result: AnalyzeResult) -> dict[str, Any]:
         "num_samples": manifest.num_samples,
         "num_nulls": manifest.num_nulls,
         "num_empties": manifest.num_empties,
+        "num_skipped": manifest.num_skipped,
         "metrics": {name: asdict(summary) for name, summary in manifest.metrics.items()},
         "definition": manifest.definition,
+        "loss": {"tokens": result.num_loss_tokens, "of": result.main.total, "on": result.trained_part},
         "warnings": list(result.warnings),
         "seconds": round(result.seconds, 3),
         "num_units_reused": result.num_units_reused,

@@ -11,6 +11,16 @@ from numpy.typing import NDArray
 from packer.errors import SourceError
 
 
+def only_one(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) -> str | None:
+    """Return the value of a repeatable option that may be given once: click keeps the last one in silence."""
+    if len(values) > 1:
+        given = " and ".join(map(repr, values))
+        raise click.UsageError(
+            f"{param.opts[0]} takes one value, and was given {given}; leave all but one out"
+        )
+    return values[0] if values else None
+
+
 def parse_max_tokens(ctx: click.Context, param: click.Parameter, value: str) -> int | dict[str, int]:
     """Return the budget of ``N``, or the budgets of ``METRIC=N,METRIC=N``."""
     if "=" not in value:

@@ -1,6 +1,7 @@
 """The ``packer`` command: imports a subcommand when it is called, and turns errors into exit codes."""
 
 import sys
+from difflib import get_close_matches
 from importlib import import_module
 from typing import Any
 
@@ -8,6 +9,7 @@ import click
 
 from packer._version import __version__
 from packer.errors import ConfigError, PackerError
+from packer.wording import on_one_line
 
 # Help texts stand here, so that ``packer --help`` imports nothing but click.
 _COMMANDS = {
@@ -40,14 +42,25 @@ class LazyGroup(click.Group):
         with formatter.section("Commands"):
             formatter.write_dl(list(_COMMANDS.items()))
 
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Find the command; of one that there is not, say which was meant."""
+        name = args[0]
+        if name not in _COMMANDS and not name.startswith("-"):
+            close = get_close_matches(name, _COMMANDS, n=1)
+            guess = f"did you mean {close[0]!r}? There" if close else "there"
+            ctx.fail(f"no command is named {on_one_line(name)!r}; {guess} are {', '.join(_COMMANDS)}")
+        return super().resolve_command(ctx, args)
+
     def invoke(self, ctx: click.Context) -> Any:
         """Run a command; an error of ours becomes one line and an exit code."""
         try:
             return super().invoke(ctx)
         except ConfigError as error:
-            raise click.UsageError(str(error)) from error
+            raise click.UsageError(on_one_line(str(error))) from error
         except PackerError as error:
-            raise click.ClickException(str(error)) from error
+            raise click.ClickException(on_one_line(str(error))) from error
 
 
 @click.group(
@@ -58,8 +71,8 @@ def cli() -> None:
     """Decide, before training, which samples every rank sees in every micro-batch of every step.
 
     \b
-    packer analyze data.parquet --tokens-column input_ids --out metrics
-    packer plan metrics --out plan --max-tokens 16384 --dp-size 8
+    packer analyze x.parquet --tokens-column ids --out metrics
+    packer plan metrics --out plan --max-tokens 16384
     packer verify plan
     """  # noqa: D301 (click wants the real control character)
 

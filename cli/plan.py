@@ -28,7 +28,7 @@ FILE = click.Path(path_type=Path)
 
 
 @click.command(cls=GroupedCommand)
-@click.argument("metrics", type=click.Path(path_type=Path), metavar="METRICS")
+@click.argument("metrics", type=click.Path(path_type=Path, readable=False), metavar="METRICS")
 @grouped(OUTPUT, "--out", required=True, type=click.Path(path_type=Path), help="Plan directory to make.")
 @grouped(OUTPUT, "--overwrite", is_flag=True, help="Replace an existing plan.")
 @grouped(OUTPUT, "--json", "as_json", is_flag=True, help="Print the summary for machines.")
@@ -96,8 +96,9 @@ FILE = click.Path(path_type=Path)
     CHOICE,
     "--packing",
     type=click.Choice(["windowed", "mixed", "next-fit", "best-fit"]),
-    help="windowed: random, with little padding. next-fit: keeps the order. best-fit: random, packed layout, "
-    "hardly any padding.  [default: windowed; best-fit if packed; next-fit if the order is not random]",
+    help="windowed: random, with little padding. mixed (packed): full rows, each a random draw of the data. "
+    "next-fit: keeps the order. best-fit (packed): the fewest rows, each alike in length, which costs "
+    "learning.  [default: windowed; mixed if packed; next-fit if the order is not random]",
 )
 @grouped(
     CHOICE,
@@ -118,6 +119,9 @@ FILE = click.Path(path_type=Path)
     help="Keep these samples only: a text file with one id a line, or a .npy array.",
 )
 @grouped(
+    CHOICE, "--drop-untrainable", is_flag=True, help="Leave out samples without a token that the loss counts."
+)
+@grouped(
     CHOICE,
     "--curriculum",
     type=FILE,
@@ -132,9 +136,16 @@ FILE = click.Path(path_type=Path)
     STEPS,
     "--grad-accum",
     type=int,
-    default=1,
     metavar="A",
-    help="Micro-batches that a rank works through in a step. Any D'·A' = D·A replays the same steps.",
+    help="Micro-batches that a rank works through in a step. Any D'·A' = D·A replays the same steps.  "
+    "[default: 1]",
+)
+@grouped(
+    STEPS,
+    "--step-tokens",
+    type=int,
+    metavar="N",
+    help="Instead of --grad-accum: as many micro-batches a step as come nearest to N real tokens.",
 )
 @grouped(
     STEPS,
@@ -164,9 +175,10 @@ FILE = click.Path(path_type=Path)
     STEPS,
     "--balance-steps",
     type=int,
-    default=16,
+    default=64,
     metavar="K",
-    help="Steps over which micro-batches are exchanged to balance them.",
+    help="Steps, about, over which micro-batches are exchanged to balance them, 64 at least. 1: inside a "
+    "step only.",
 )
 @grouped(SHAPES, "--same-num-samples", is_flag=True, help="One B over all micro-batches of a step (padded).")
 @grouped(

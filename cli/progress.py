@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 SECONDS_BETWEEN_LINES = 60.0
 WIDE = 100
 """Columns of a terminal from which on there is room for a long bar."""
+NARROW = 80
+"""Columns below which there is no room for details: a bar of two lines leaves its traces."""
 
 
 class ProgressDisplay:
@@ -101,11 +103,12 @@ class ProgressDisplay:
                 return Text(times())
 
         console = Console(stderr=True)
+        details = [] if console.width < NARROW else [bars.TextColumn("{task.fields[detail]}")]
         self._bar = bars.Progress(
             bars.TextColumn("{task.description}"),
             bars.BarColumn(bar_width=16 if console.width >= WIDE else 6),
             bars.TaskProgressColumn(),
-            bars.TextColumn("{task.fields[detail]}"),
+            *details,
             Times(),
             console=console,
             transient=True,

@@ -3,6 +3,7 @@
 pyarrow's own conversions import pandas where it is installed, which takes every process half a second.
 """
 
+import os
 from typing import Any
 
 import numpy as np
@@ -38,6 +39,16 @@ def validity(array: pa.Array) -> NDArray[np.bool_]:
     if marks is None:
         return np.ones(len(array), np.bool_)
     return _bits(marks, array.offset, len(array))
+
+
+def mapped_bytes(path: str | os.PathLike[str]) -> NDArray[np.uint8]:
+    """(bytes,) a file mapped into memory, read-only; no descriptor stays open, as with ``np.memmap``.
+
+    Raises:
+        OSError: it cannot be opened.
+    """
+    with pa.memory_map(os.fspath(path)) as file:
+        return np.frombuffer(file.read_buffer(), np.uint8)
 
 
 def _bits(data: pa.Buffer, offset: int, length: int) -> NDArray[np.bool_]:

@@ -6,6 +6,7 @@ int64 byte pointers (N,), int64 document index (D,); Megatron's multimodal files
 two dialects agree on the dtype codes 1 to 5 only.
 """
 
+import errno
 import os
 import struct
 from collections.abc import Callable, Mapping
@@ -16,7 +17,9 @@ from types import MappingProxyType
 import numpy as np
 from numpy.typing import NDArray
 
+from packer.arrays import mapped_bytes
 from packer.errors import PackerError, SourceError
+from packer.wording import TOO_MANY_FILES
 
 DEEPSPEED_DTYPES: Mapping[int, np.dtype[np.integer]] = MappingProxyType(
     {
@@ -75,7 +78,8 @@ def read_index(path: str | os.PathLike[str], *, error: type[PackerError] = Sourc
         with path.open("rb") as stream:
             head = stream.read(_HEADER.size)
     except OSError as cause:
-        raise error(f"cannot read index {path}: {cause.strerror}") from cause
+        too_many = cause.errno in (errno.EMFILE, errno.ENFILE)
+        raise error(f"cannot read index {path}: {TOO_MANY_FILES if too_many else cause.strerror}") from cause
     if not head.startswith(_MAGIC[: len(head)]) or not head:
         raise error(f"{path} is no MMIDIDX index: it starts with {head[:9]!r}, not with {_MAGIC!r}")
     if len(head) < _HEADER.size:
@@ -92,7 +96,10 @@ def read_index(path: str | os.PathLike[str], *, error: type[PackerError] = Sourc
             f"index {path} {fault}: {num_items} items and {num_entries} document entries take "
             f"{expected_bytes} bytes, the file has {file_bytes}"
         )
-    data = np.memmap(path, dtype=np.uint8, mode="r")
+    try:
+        data = mapped_bytes(path)
+    except OSError as cause:
+        raise error(f"cannot read index {path}: {cause.strerror or cause}") from cause
     sizes, pointers, document_index = np.split(
         data[_HEADER.size : expected_bytes], [4 * num_items, 12 * num_items]
     )

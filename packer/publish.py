@@ -14,6 +14,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from packer.errors import TargetBusyError, TargetExistsError, TargetWriteError
+from packer.wording import TOO_MANY_FILES
 
 
 @contextmanager
@@ -107,6 +108,8 @@ def _unwritable(target: Path, shown: str, error: OSError) -> TargetWriteError:
         cure = "choose a shorter --out"
     elif error.errno in (errno.EDQUOT, errno.ENOSPC):
         cure = "make room or choose another --out"
+    elif error.errno in (errno.EMFILE, errno.ENFILE):
+        return TargetWriteError(f"cannot write {shown}: nothing was published, {TOO_MANY_FILES}")
     elif not above.is_dir():
         reason = f"{place} is a file, not a folder"
     elif error.errno == errno.ENOENT:
@@ -124,7 +127,9 @@ _UNWRITABLE = {
     errno.EDQUOT,
     errno.EFBIG,
     errno.EIO,
+    errno.EMFILE,
     errno.ENAMETOOLONG,
+    errno.ENFILE,
     errno.ENOSPC,
     errno.ENOTDIR,
     errno.EPERM,

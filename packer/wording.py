@@ -6,3 +6,12 @@ def counted(number: int, noun: str) -> str:
     if number != 1:
         noun += "es" if noun.endswith(("tch", "sh", "s", "x")) else "s"
     return f"{number:,} {noun}"
+
+
+def on_one_line(text: str) -> str:
+    """Return a text with its control characters written as Python writes them; a name may hold a newline."""
+    return "".join(letter if letter.isprintable() else repr(letter)[1:-1] for letter in text)
+
+
+TOO_MANY_FILES = "too many files are open; raise the limit of this shell, as `ulimit -n 65536` does"
+"""What to say of EMFILE and ENFILE: neither the file nor its place is at fault."""

@@ -52,7 +52,7 @@ def test_a_worker_imports_nothing_that_it_does_not_need(tmp_path):
         lists = pa.ListArray.from_arrays(to_arrow(np.array([0, 2, 5], np.int32)), to_arrow(np.arange(5)))
         pq.write_table(pa.Table.from_arrays([lists], ["ids"]), {str(tmp_path / "d.parquet")!r})
         source = open_source({str(tmp_path / "d.parquet")!r})
-        MeasureUnit(source, LengthDefinition.by_tokens("ids"))(source.units(["ids"])[0])
+        MeasureUnit(source, LengthDefinition.by_tokens("ids"))(source.units(["ids"])[0], lambda *_: None)
         print(*{{name.partition(".")[0] for name in sys.modules}})
     """
     program = "\n".join(line.strip() for line in program.splitlines())

@@ -6,5 +6,14 @@ from packer.analyzer.progress import Progress
 from packer.analyzer.remeasure import verify_source
 from packer.analyzer.result import AnalyzeResult
 from packer.analyzer.sample_metrics import sample_metric
+from packer.analyzer.suggestion import suggest_plan
 
-__all__ = ["AnalyzeResult", "Progress", "analyze", "analyze_dataset", "sample_metric", "verify_source"]
+__all__ = [
+    "AnalyzeResult",
+    "Progress",
+    "analyze",
+    "analyze_dataset",
+    "sample_metric",
+    "suggest_plan",
+    "verify_source",
+]

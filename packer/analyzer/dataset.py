@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from packer.analyzer.executors import choose_executor
+from packer.analyzer.executors import Report, choose_executor
 from packer.analyzer.journal import Journal
 from packer.analyzer.progress import Listener
 from packer.analyzer.result import AnalyzeResult, suspicions
@@ -54,13 +54,20 @@ def analyze_dataset(
         progress: called after every batch.
 
     Raises:
-        ConfigError: ``workers`` or ``batch_size`` below 1, or what cannot be pickled.
+        ConfigError: ``workers`` or ``batch_size`` below 1, what cannot be pickled, or no map-style data set.
         SourceError: no samples, or lengths that are none.
     """
     start = monotonic()
     executor = choose_executor(workers)
     if batch_size < 1:
         raise ConfigError(f"batch_size={batch_size}: a batch holds at least one sample")
+    if not (
+        hasattr(dataset, "__len__") and (hasattr(dataset, "__getitem__") or hasattr(dataset, "__getitems__"))
+    ):
+        raise ConfigError(
+            f"{type(dataset).__name__} is no map-style data set: it needs len() and dataset[i]; of a stream, "
+            "write the lengths into a file and measure that by --length-column"
+        )
     num_samples = len(dataset)
     with published_directory(out, marker=MANIFEST_NAME, overwrite=overwrite) as folder:
         stage: Stage[range] = Stage(
@@ -94,13 +101,17 @@ class _MeasureSamples:
     dataset: Any
     seqlens_fn: SeqlensFunction
 
-    def __call__(self, rows: range) -> bytes:
+    def __call__(self, rows: range, report: Report) -> bytes:
         place = _place_of(self.seqlens_fn)
-        seqlens = check_integers(
-            np.asarray(self.seqlens_fn(_samples(self.dataset, rows))),
-            len(rows),
-            f"{place} (samples from {rows.start})",
-        )
+        returned = self.seqlens_fn(_samples(self.dataset, rows))
+        try:
+            values = np.asarray(returned)
+        except ValueError as error:
+            raise SourceError(
+                f"{place} (samples from {rows.start}) returned what is no array ({error}); it has to return "
+                "one integer per sample"
+            ) from error
+        seqlens = check_integers(values, len(rows), f"{place} (samples from {rows.start})")
         wrong = np.flatnonzero(seqlens < 0)
         if wrong.size:
             raise SourceError(

@@ -3,11 +3,12 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 from time import monotonic
+from typing import NamedTuple
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Progress:
-    """The state of a run after one more unit."""
+    """The state of a run, after one more unit or within a long one."""
 
     stage: str
     """What is being done, in a word or two."""
@@ -26,8 +27,19 @@ class Progress:
 Listener = Callable[[Progress], None]
 
 
+_SECONDS_BETWEEN_LOOKS = 0.5
+
+
+class _Done(NamedTuple):
+    """How much of something is done."""
+
+    size: int = 0
+    num_rows: int = 0
+    num_tokens: int = 0
+
+
 class Pace:
-    """Tells a listener after every unit how far a stage is."""
+    """Tells a listener how far a stage is: after every unit, and now and then within one that takes long."""
 
     def __init__(self, stage: str, listener: Listener | None, *, total: int, done_before: int) -> None:
         """Start the clock.
@@ -41,26 +53,37 @@ class Pace:
         self._stage = stage
         self._listener = listener
         self._total = max(total, 1)
-        self._done_before = self._done = done_before
-        self._num_rows = self._num_tokens = 0
-        self._start = monotonic()
+        self._done_before = done_before
+        self._finished = _Done(done_before)
+        self._under_way: dict[int, _Done] = {}
+        self._start = self._told = monotonic()
 
-    def advance(self, size: int, num_rows: int, num_tokens: int) -> None:
+    def advance(self, number: int, size: int, num_rows: int, num_tokens: int) -> None:
         """Count one finished unit."""
-        self._done += size
-        self._num_rows += num_rows
-        self._num_tokens += num_tokens
+        self._under_way.pop(number, None)
+        self._finished = _Done(*map(sum, zip(self._finished, (size, num_rows, num_tokens), strict=True)))
+        self._tell()
+
+    def look_into(self, number: int, size: int, num_rows: int, num_tokens: int) -> None:
+        """Note how much of a unit is done; tell it if the listener has waited for long."""
+        self._under_way[number] = _Done(size, num_rows, num_tokens)
+        if monotonic() - self._told >= _SECONDS_BETWEEN_LOOKS:
+            self._tell()
+
+    def _tell(self) -> None:
         if self._listener is None:
             return
-        seconds = monotonic() - self._start
-        by_this_run = self._done - self._done_before
+        self._told = monotonic()
+        done = _Done(*map(sum, zip(self._finished, *self._under_way.values(), strict=True)))
+        seconds = self._told - self._start
+        by_this_run = done.size - self._done_before
         self._listener(
             Progress(
                 stage=self._stage,
-                fraction=min(1.0, self._done / self._total),
-                num_rows=self._num_rows,
-                num_tokens=self._num_tokens,
+                fraction=min(1.0, done.size / self._total),
+                num_rows=done.num_rows,
+                num_tokens=done.num_tokens,
                 seconds=seconds,
-                seconds_left=seconds * (self._total - self._done) / by_this_run if by_this_run else None,
+                seconds_left=seconds * (self._total - done.size) / by_this_run if by_this_run else None,
             )
         )

@@ -7,7 +7,7 @@ from itertools import islice
 from typing import Any, TypeVar
 from uuid import uuid4
 
-from packer.analyzer.executors import Task
+from packer.analyzer.executors import Task, UnitReport
 from packer.errors import MissingExtraError, PackerError, WorkerLostError
 
 U = TypeVar("U")
@@ -18,13 +18,19 @@ _RETRIES = 5
 
 
 def run_on_ray(
-    task: Task[U], units: Sequence[tuple[int, U]], *, workers: int | None, address: str | None
+    task: Task[U],
+    units: Sequence[tuple[int, U]],
+    report: UnitReport,
+    *,
+    workers: int | None,
+    address: str | None,
 ) -> Iterator[tuple[int, bytes]]:
     """Run units as tasks of a Ray that is running, or that is started for it.
 
     Args:
         task: as for every executor; the files must be where every node can read them.
         units: as for every executor.
+        report: not called; a unit is told of when it is finished.
         workers: tasks at once; None: as many as Ray has CPUs.
         address: of a cluster; None: a Ray on this machine, started and stopped here unless it runs already.
 
@@ -101,8 +107,12 @@ def _run(job: str, shared: list[Any], unit: Any) -> bytes:
         os.environ.setdefault("RAYON_NUM_THREADS", "1")  # tokenizers: a task has one CPU
         _tasks.clear()
         _tasks[job] = _import_ray().get(shared[0])
-    payload: bytes = _tasks[job](unit)
+    payload: bytes = _tasks[job](unit, _report_to_nobody)
     return payload
+
+
+def _report_to_nobody(share: float, num_rows: int, num_tokens: int) -> None:
+    """A task of Ray has no place to write to that is seen before it ends."""
 
 
 def _import_ray() -> Any:

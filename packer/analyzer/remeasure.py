@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Sequence
+from functools import partial
 
 import numpy as np
 
@@ -10,6 +11,7 @@ from packer.metrics import Metrics
 from packer.plan import Plan, check_lengths, main_metric
 from packer.samples import LengthDefinition, check_definition, measure
 from packer.samples.ragged import RowError
+from packer.samples.tolerance import apply_to_readable
 from packer.sources import Source, open_source
 
 
@@ -44,6 +46,7 @@ def verify_source(
     source = source if isinstance(source, Source) else open_source(source)
     _check_identity(plan, source)
     definition = _definition(plan, metrics, tokenizer)
+    source = source.tolerating(definition.on_error)
     check_definition(source, definition)
     metric = main_metric(plan, definition.metrics)
     choice = np.random.default_rng(seed).choice(
@@ -53,7 +56,10 @@ def verify_source(
     lengths = np.zeros(len(ids), np.int64)
     for at, batch in enumerate(source.rows(ids, definition.read_columns)):
         try:
-            lengths[at] = measure(batch, definition).lengths[metric][0]
+            measured, _ = apply_to_readable(
+                partial(measure, definition=definition), batch, definition.on_error
+            )
+            lengths[at] = measured.lengths[metric][0]
         except RowError as error:
             raise SourceError(f"{source.place_of_row(int(ids[at]))}: {error}") from error
     check_lengths(plan, ids, lengths)

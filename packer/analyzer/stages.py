@@ -43,8 +43,14 @@ class Stage(Generic[U]):
             done_before=total - sum(self.size_of(unit) for _, unit in missing),
         )
         if missing:
-            for number, payload in executor(self.task, missing):
+
+            def report(number: int, share: float, num_rows: int, num_tokens: int) -> None:
+                if share < 1:  # else it is finished in a moment
+                    size = self.size_of(self.units[number])
+                    pace.look_into(number, round(share * size), num_rows, num_tokens)
+
+            for number, payload in executor(self.task, missing, report):
                 journal.append(self.number, number, payload)
                 num_rows, num_tokens = self.count(memoryview(payload))
-                pace.advance(self.size_of(self.units[number]), num_rows, num_tokens)
+                pace.advance(number, self.size_of(self.units[number]), num_rows, num_tokens)
         return len(self.units) - len(missing)

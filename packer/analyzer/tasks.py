@@ -1,30 +1,37 @@
 """The work on one unit: read it, measure it, and pack what is worth keeping into a payload."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, TypeVar
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from packer.analyzer.executors import Report
+from packer.analyzer.merge import exact_sum
 from packer.analyzer.payload import pack_arrays, unpack_arrays
 from packer.analyzer.sample_metrics import TOKEN_IDS, SampleMetric
 from packer.arrays import to_arrow
 from packer.errors import ColumnError, SourceError
-from packer.samples import LOSS_TOKENS, LengthDefinition, Measurement, measure
-from packer.samples.measure import count_marked
+from packer.samples import Encoded, LengthDefinition, encode, measure
 from packer.samples.ragged import RowError
-from packer.samples.tokens import Encoded, encode
-from packer.sources import Columns, Source, Unit, take_column
+from packer.samples.tolerance import apply_to_readable
+from packer.sources import Columns, Source, Unit
 
 T = TypeVar("T")
 
 # beside the metrics, whose names begin with a letter or a digit
 _COUNTS = "@counts"
+_SKIPPED = "@skipped"
 _TOKEN_IDS = "@token_ids"
 
 _LARGEST_TOKEN_ID = (1 << 24) - 1
+
+
+def _no_rows() -> NDArray[np.int64]:
+    return np.zeros(0, np.int64)
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +44,8 @@ class UnitLengths:
     num_empties: int
     token_ids: NDArray[np.integer] | None = None
     """(tokens,) the ids of all rows end to end, where they are to be written."""
+    skipped: NDArray[np.integer] = field(default_factory=_no_rows)
+    """(skipped rows,) rows that could not be read, ascending; neither null nor empty."""
 
     @property
     def num_rows(self) -> int:
@@ -47,7 +56,7 @@ class UnitLengths:
     def totals(self) -> tuple[int, int]:
         """Rows and tokens, by the main metric."""
         main = next(iter(self.values.values()), np.empty(0, np.int64))
-        return len(main), int(main.sum())
+        return len(main), exact_sum(main)
 
     @staticmethod
     def pack(batches: Sequence["UnitLengths"]) -> bytes:
@@ -56,6 +65,7 @@ class UnitLengths:
         names = batches[0].values if batches else ()
         arrays = {name: _narrowed_lengths([batch.values[name] for batch in batches]) for name in names}
         arrays[_COUNTS] = [counts.reshape(-1, 2).sum(axis=0)]
+        arrays[_SKIPPED] = [batch.skipped for batch in batches] or [_no_rows()]
         token_ids = [batch.token_ids for batch in batches if batch.token_ids is not None]
         return pack_arrays(arrays | {_TOKEN_IDS: token_ids} if token_ids else arrays)
 
@@ -64,7 +74,8 @@ class UnitLengths:
         """Read a payload; the arrays are views of it."""
         values = unpack_arrays(payload)
         num_nulls, num_empties = values.pop(_COUNTS).tolist()
-        return cls(values, num_nulls, num_empties, values.pop(_TOKEN_IDS, None))
+        skipped = values.pop(_SKIPPED)
+        return cls(values, num_nulls, num_empties, values.pop(_TOKEN_IDS, None), skipped)
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,9 +90,17 @@ class MeasureUnit:
     token_dtype: np.dtype[np.integer] | None = None
     """Keep the token ids, in this type."""
 
-    def __call__(self, unit: Unit) -> bytes:
+    def __call__(self, unit: Unit, report: Report) -> bytes:
         """Return the payload of a ``UnitLengths``."""
-        return UnitLengths.pack(list(_over_batches(self.source, unit, self._columns, self._measure)))
+        batches = []
+        num_rows = num_tokens = 0
+        for lengths, skipped in _over_batches(self, unit, self._columns, self._measure):
+            # A skipped row is a null here.
+            counted = replace(lengths, num_nulls=lengths.num_nulls - len(skipped), skipped=skipped)
+            batches.append(counted)
+            num_rows, num_tokens = num_rows + counted.totals[0], num_tokens + counted.totals[1]
+            report(self.source.share_read(unit, num_rows), num_rows, num_tokens)
+        return UnitLengths.pack(batches)
 
     @property
     def _columns(self) -> Columns:
@@ -91,7 +110,7 @@ class MeasureUnit:
     def _measure(self, batch: pa.RecordBatch) -> UnitLengths:
         wants_ids = self.token_dtype is not None or any(metric.needs.token_ids for metric in self.metrics)
         encoded = encode(batch, self.definition) if wants_ids else None
-        lengths, num_nulls, num_empties = _measure(batch, self.definition, encoded)
+        lengths, num_nulls, num_empties = measure(batch, self.definition, encoded)
         if encoded is not None:
             batch = _with_token_ids(batch, encoded)
         further = {metric.name: metric(batch, self.vocabulary) for metric in self.metrics}
@@ -108,31 +127,34 @@ class CountVocabulary:
     source: Source
     definition: LengthDefinition
 
-    def __call__(self, unit: Unit) -> bytes:
+    def __call__(self, unit: Unit, report: Report) -> bytes:
         """Return a payload of the ids that occur and their counts; `add_vocabulary` reads it."""
         totals = np.zeros(0, dtype=np.int64)
         num_rows = 0
-        for counts, rows in _over_batches(self.source, unit, self.definition.read_columns, self._count):
+        encode_batch = partial(encode, definition=self.definition)
+        for encoded, _ in _over_batches(self, unit, self.definition.read_columns, encode_batch):
+            self._check_ids(encoded, unit, num_rows)
+            counts = np.bincount(encoded.ids.astype(np.int64, copy=False))
             if len(counts) > len(totals):
                 totals, counts = counts, totals
             totals[: len(counts)] += counts
-            num_rows += rows
+            num_rows += len(encoded.lengths)
+            report(self.source.share_read(unit, num_rows), num_rows, int(totals.sum()))
         ids = np.flatnonzero(totals)
         return pack_arrays({"ids": [ids], "counts": [totals[ids]], "rows": [np.array([num_rows])]})
 
-    def _count(self, batch: pa.RecordBatch) -> tuple[NDArray[np.int64], int]:
-        encoded = encode(batch, self.definition)
-        ids, lengths = encoded.ids, encoded.lengths
+    def _check_ids(self, encoded: Encoded, unit: Unit, first_row: int) -> None:
+        """Refuse ids that are none; such a row can be read, so it is never skipped."""
+        ids = encoded.ids
         if ids.dtype.kind not in "iu":
             raise ColumnError(f"column {self.definition.columns[0][1]!r} holds {ids.dtype}, no token ids")
         if len(ids) and not 0 <= int(ids.min()) <= int(ids.max()) <= _LARGEST_TOKEN_ID:
-            wrong = (ids < 0) | (ids > _LARGEST_TOKEN_ID)
-            at = int(np.argmax(wrong))
-            row = int(np.searchsorted(np.cumsum(lengths), at, side="right"))
-            raise RowError(
-                row, f"token id {ids[at]} is not within 0 to {_LARGEST_TOKEN_ID}, so there is no vocabulary"
+            at = int(np.argmax((ids < 0) | (ids > _LARGEST_TOKEN_ID)))
+            row = int(np.searchsorted(np.cumsum(encoded.row_lengths), at, side="right"))
+            raise SourceError(
+                f"{self.source.place(unit, first_row + row)}: token id {ids[at]} is not within 0 to "
+                f"{_LARGEST_TOKEN_ID}, so there is no vocabulary"
             )
-        return np.bincount(ids.astype(np.int64, copy=False)), len(lengths)
 
 
 def add_vocabulary(payloads: Iterable[memoryview]) -> NDArray[np.int64]:
@@ -153,34 +175,25 @@ def vocabulary_totals(payload: memoryview) -> tuple[int, int]:
 
 
 def _over_batches(
-    source: Source, unit: Unit, columns: Columns, work: Callable[[pa.RecordBatch], T]
-) -> Iterator[T]:
-    """Yield what ``work`` makes of each batch of a unit; an error of a row gets the row's place."""
+    task: MeasureUnit | CountVocabulary, unit: Unit, columns: Columns, work: Callable[[pa.RecordBatch], T]
+) -> Iterator[tuple[T, NDArray[np.int64]]]:
+    """Yield what ``work`` makes of each batch of a unit, and which rows of the unit were skipped.
+
+    An error of a row gets the row's place.
+    """
     num_rows = 0
-    for batch in source.read(unit, columns):
+    for batch in task.source.read(unit, columns):
         try:
-            yield work(batch)
+            made, skipped = apply_to_readable(work, batch, task.definition.on_error)
         except RowError as error:
-            raise SourceError(f"{source.place(unit, num_rows + error.row)}: {error}") from error
+            raise SourceError(f"{task.source.place(unit, num_rows + error.row)}: {error}") from error
+        yield made, num_rows + np.array(skipped, np.int64)
         num_rows += batch.num_rows
-
-
-def _measure(batch: pa.RecordBatch, definition: LengthDefinition, encoded: Encoded | None) -> Measurement:
-    """Measure a batch, without tokenizing a text that has been tokenized already."""
-    if encoded is None or definition.kind not in ("text", "messages"):
-        return measure(batch, definition)
-    metric, column = definition.columns[0]
-    lengths = {metric: encoded.lengths}
-    if encoded.mask is not None:
-        lengths[LOSS_TOKENS] = count_marked(encoded.mask, encoded.lengths, shift=definition.shift)
-    num_null = take_column(batch, column).null_count
-    num_empty = int(np.count_nonzero(encoded.lengths == 0)) - num_null
-    return Measurement(lengths, num_null, num_empty)
 
 
 def _with_token_ids(batch: pa.RecordBatch, encoded: Encoded) -> pa.RecordBatch:
     """Add the token ids as a column; a column of that name gives way."""
-    offsets = to_arrow(np.concatenate([[0], np.cumsum(encoded.lengths)]))
+    offsets = to_arrow(np.concatenate([[0], np.cumsum(encoded.row_lengths)]))
     column = pa.LargeListArray.from_arrays(offsets, to_arrow(encoded.ids))
     if TOKEN_IDS in batch.schema.names:
         batch = batch.drop_columns(TOKEN_IDS)

@@ -13,7 +13,7 @@ from packer.metrics import MANIFEST_NAME, FileDigest, HashedFile, load_manifest,
 from packer.mmididx import MEGATRON_DTYPES, read_index, write_index
 from packer.publish import exclusive_lock
 from packer.samples import LengthDefinition
-from packer.samples.definition import chat_tokenizer, text_tokenizer
+from packer.samples.definition import tokenizer_of
 
 _SUFFIXES = ("bin", "idx")
 _UINT16_IDS = 65_500  # Megatron's own bound
@@ -28,14 +28,15 @@ class TokenFiles:
         Raises:
             ConfigError: the lengths are not those of a tokenized text.
         """
-        if definition.kind not in ("text", "messages"):
+        if not definition.is_tokenized:
             raise ConfigError(
                 "--write-tokens keeps the tokens of a text; it needs --text-column or --messages-column"
             )
+        if definition.is_pair:
+            raise ConfigError("--write-tokens keeps one sequence a sample, not pairs; leave it out")
         self._shown = os.fspath(prefix)
         self.prefix = Path(os.path.abspath(prefix))
-        tokenizer = (text_tokenizer if definition.kind == "text" else chat_tokenizer)(definition)
-        small = tokenizer.vocab_size < _UINT16_IDS
+        small = tokenizer_of(definition).vocab_size < _UINT16_IDS
         self.dtype: np.dtype[np.integer] = np.dtype(np.uint16) if small else np.dtype(np.int32)
 
     @contextmanager

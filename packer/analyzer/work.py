@@ -47,9 +47,9 @@ class Work:
         token_dtype: np.dtype[np.integer] | None,
     ) -> "Work":
         """Cut a source into units; the cut depends on the source and the definition alone."""
-        by_text = definition.kind in ("text", "messages")
         units = source.units(
-            list(definition.read_columns), target_bytes=TEXT_UNIT_BYTES if by_text else UNIT_BYTES
+            list(definition.read_columns),
+            target_bytes=TEXT_UNIT_BYTES if definition.is_tokenized else UNIT_BYTES,
         )
         return cls(
             source=source, units=units, definition=definition, metrics=metrics, token_dtype=token_dtype

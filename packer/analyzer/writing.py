@@ -14,7 +14,7 @@ from packer.analyzer.sample_metrics import SampleMetric
 from packer.analyzer.tasks import UnitLengths
 from packer.analyzer.token_files import TokenFiles
 from packer.errors import SourceError
-from packer.metrics import FileDigest, Manifest
+from packer.metrics import MAX_SKIPPED_SAMPLES, FileDigest, Manifest
 
 Units = Callable[[], Iterable[UnitLengths]]
 """Gives the lengths of all samples in order, a unit at a time; may be called again."""
@@ -46,7 +46,11 @@ def write_metrics(
     """
     num_samples = num_nulls = num_empties = 0
     names: list[str] = []
+    num_skipped, first_skipped = 0, np.zeros(0, np.int64)
     for unit in units():
+        if len(first_skipped) < MAX_SKIPPED_SAMPLES:
+            first_skipped = np.append(first_skipped, num_samples + unit.skipped)[:MAX_SKIPPED_SAMPLES]
+        num_skipped += len(unit.skipped)
         num_samples += unit.num_rows
         num_nulls += unit.num_nulls
         num_empties += unit.num_empties
@@ -69,6 +73,8 @@ def write_metrics(
         definition=definition,
         metrics={name: metric.summary for name, metric in merged.items()},
         files=files,
+        num_skipped=num_skipped,
+        skipped_samples=first_skipped.tolist(),
         functions={metric.name: metric.place for metric in further},
         tokens=None if tokens is None else tokens.write(ids, merged[names[0]].values),
     )

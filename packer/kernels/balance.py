@@ -12,6 +12,9 @@ NEAR = 16
 SWEEPS = 8
 """Partners that every micro-batch tries."""
 
+SPREAD_SHARE = 0.25
+"""Of the spread that random steps would have: how far exchanges may take a step from the epoch's mix."""
+
 
 @jit
 def measure(
@@ -76,10 +79,15 @@ def even_out_steps(hist, costs, step_size, dp_size, edges, first, last, targets,
         if count <= step_size:
             continue
         places = order[edges[window] : edges[window] + count]
-        inside = places.astype(np.int64) - edges[window]
+        inside, spent = np.empty((count, hist.shape[1]), np.int64), np.empty(count, np.int64)
+        for place in range(count):
+            microbatch = places[place] - edges[first]
+            spent[place] = costs[microbatch]
+            for number in range(hist.shape[1]):
+                inside[place, number] = hist[microbatch, number]
         _even_out_window(
-            hist[start:stop][inside],
-            costs[start:stop][inside],
+            inside,
+            spent,
             step_size,
             dp_size,
             shares,
@@ -111,16 +119,21 @@ def _even_out_window(hist, costs, step_size, dp_size, shares, spread, key, place
             if here == there or out == come:
                 continue
             change = _change(ladders[here], dp_size, out, come) + _change(ladders[there], dp_size, come, out)
-            moved = deviations[theirs] - deviations[mine]
             heavier = tokens[at(theirs)] - tokens[at(mine)]
             if (
                 change >= 0
-                or not _may_move(sums[here], moved, 1, weights[here] + heavier, spread)
-                or not _may_move(sums[there], moved, -1, weights[there] - heavier, spread)
+                or not _may_change(
+                    sums[here], deviations[mine], deviations[theirs], weights[here] + heavier, spread
+                )
+                or not _may_change(
+                    sums[there], deviations[theirs], deviations[mine], weights[there] - heavier, spread
+                )
             ):
                 continue
-            sums[here] += moved
-            sums[there] -= moved
+            for lane in range(deviations.shape[1]):
+                moved = deviations[at(theirs), at(lane)] - deviations[at(mine), at(lane)]
+                sums[at(here), at(lane)] += moved
+                sums[at(there), at(lane)] -= moved
             weights[here] += heavier
             weights[there] -= heavier
             _replace(ladders[here], out, come)
@@ -141,7 +154,8 @@ def _sum_steps(deviations, tokens, costs, step_size):
     weights = np.zeros(num_steps, np.int64)
     ladders = np.empty((num_steps, step_size), np.int64)
     for place in range(len(costs)):
-        sums[place // step_size] += deviations[place]
+        for lane in range(deviations.shape[1]):
+            sums[place // step_size, lane] += deviations[place, lane]
         weights[place // step_size] += tokens[place]
     for step in range(num_steps):
         ladders[step] = np.sort(costs[step * step_size : (step + 1) * step_size])
@@ -177,12 +191,12 @@ def _replace(ladder, out, come):
 
 
 @inline
-def _may_move(sums, moved, sign, weight, spread):
+def _may_change(sums, out, come, weight, spread):
     """Tell whether a step's squares of deviations do not grow, or stay below what is allowed."""
     before, after = np.int64(0), np.int64(0)
     for lane in range(len(sums)):
         now = np.int64(sums[at(lane)])
-        then = now + sign * np.int64(moved[at(lane)])
+        then = now + come[at(lane)] - out[at(lane)]
         before += now * now
         after += then * then
     return after <= before or np.float64(after) <= np.float64(weight * weight) * spread

@@ -6,6 +6,7 @@ places wherever that brings their two steps nearer to the epoch's mix.
 """
 
 import numpy as np
+from numpy.typing import NDArray
 
 from packer.kernels._jit import at, inline, jit
 from packer.kernels.rng import below, shuffle, subkey
@@ -21,6 +22,15 @@ _DEVIATION_BITS = 15
 _STEP_BITS = 26
 _LANES = 16
 _FINENESS = 64
+
+
+def window_edges(num_microbatches: int, step_size: int, num_steps_wanted: int = 0) -> NDArray[np.int64]:
+    """Return the (W + 1,) edges of windows of at least 64 steps, or as many as wanted; of one with fewer."""
+    num_steps = num_microbatches // step_size
+    num_windows = max(1, num_steps // max(MIN_STEPS, num_steps_wanted))
+    edges = np.arange(num_windows + 1, dtype=np.int64) * num_steps // num_windows * step_size
+    edges[-1] = num_microbatches
+    return edges
 
 
 @jit
@@ -53,12 +63,15 @@ def deal(hist, step_size, edges, first, last, targets, key, order):
 @inline
 def shares_of(targets):
     """Return each class's share of the tokens in units of 2^-20."""
-    total = targets.sum()
-    shift = 0
+    total, shift = np.int64(0), 0
+    for number in range(len(targets)):
+        total += targets[number]
     while total >> shift >= np.int64(1) << 40:
         shift += 1
-    whole = max(np.int64(1), total >> shift)
-    return ((targets >> shift) << _SHARE_BITS) // whole
+    shares = np.empty(len(targets), np.int64)
+    for number in range(len(targets)):
+        shares[number] = (targets[number] >> shift << _SHARE_BITS) // max(np.int64(1), total >> shift)
+    return shares
 
 
 @inline
@@ -115,24 +128,25 @@ def deviations_of(hist, rows, shares, step_size):
     num_classes = hist.shape[1]
     lanes = (num_classes + _LANES - 1) // _LANES * _LANES
     most = np.int64(1)
-    sums = np.empty(len(rows), np.int64)
+    tokens = np.zeros(len(rows), np.int64)
     for place in range(len(rows)):
-        sums[at(place)] = hist[at(rows[at(place)])].sum()
-        most = max(most, sums[at(place)])
+        for number in range(num_classes):
+            tokens[at(place)] += hist[at(rows[at(place)]), at(number)]
+        most = max(most, tokens[at(place)])
     shift, limit = 0, min(np.int64(1) << _DEVIATION_BITS, (np.int64(1) << _STEP_BITS) // step_size)
     while most << _SHARE_BITS >> shift > limit:
         shift += 1
     half = np.int64(1) << shift >> 1
     out = np.zeros((len(rows), lanes), np.int32)
     for place in range(len(rows)):
-        row, tokens = rows[at(place)], sums[at(place)]
-        sums[at(place)] = tokens << _SHARE_BITS >> shift
+        row = rows[at(place)]
         for number in range(num_classes):
-            expected = tokens * shares[at(number)]
+            expected = tokens[at(place)] * shares[at(number)]
             out[at(place), at(number)] = (
                 (hist[at(row), at(number)] << _SHARE_BITS) - expected + half
             ) >> shift
-    return out, sums
+        tokens[at(place)] = tokens[at(place)] << _SHARE_BITS >> shift
+    return out, tokens
 
 
 @inline

@@ -7,6 +7,7 @@ their size would. Sums are of integers, so that no order of summation, and no ch
 from fractions import Fraction
 
 import numpy as np
+from numpy.typing import NDArray
 
 from packer.kernels._jit import at, inline, jit
 
@@ -17,7 +18,9 @@ _EXACT = np.uint64(1 << 31)
 _TABLE_SIZE = 4096
 
 
-def length_classes(lengths, counts, num_classes=NUM_CLASSES):
+def length_classes(
+    lengths: NDArray[np.int64], counts: NDArray[np.int64], num_classes: int = NUM_CLASSES
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Cut lengths into classes of about equal numbers of tokens: ⌊16 · (tokens below + half its own) / all⌋.
 
     Args:
@@ -175,7 +178,12 @@ def sum_steps(
     squares[:, 1] += lower
 
 
-def design_effect(tokens, squares, concentration, num_steps):
+def design_effect(
+    tokens: NDArray[np.int64],
+    squares: NDArray[np.uint64],
+    concentration: NDArray[np.uint64],
+    num_steps: int,
+) -> float | None:
     """Return how much more the steps differ in their mix than random samples would make them.
 
     Args:
@@ -199,7 +207,9 @@ def design_effect(tokens, squares, concentration, num_steps):
     return float(max(found, Fraction(0)) / expected * num_steps / (num_steps - 1))
 
 
-def random_spread(lengths, counts, bounds, num_steps):
+def random_spread(
+    lengths: NDArray[np.int64], counts: NDArray[np.int64], bounds: NDArray[np.int64], num_steps: int
+) -> float:
     """Return Σ_k (p_tk − p_k)², as it would be on average, if the steps were of random samples.
 
     Args:
@@ -216,7 +226,7 @@ def random_spread(lengths, counts, bounds, num_steps):
     return float(_random_spread(parts, by_class, num_steps)) if any(parts) else 0.0
 
 
-def _random_spread(tokens, squares, num_steps):
+def _random_spread(tokens: list[int], squares: list[int], num_steps: int) -> Fraction:
     """Return Σ_k mean_i(w_i² (1[c_i = k] − p_k)²) / (n · mean_i(w_i)²), where n = N / num_steps."""
     whole = sum(tokens)
     evenness = Fraction(sum(part * part for part in tokens), whole * whole)

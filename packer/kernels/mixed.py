@@ -25,10 +25,10 @@ GAP_SHIFT = 10
 
 
 @inline
-def _class_of(lengths, table, seqlen):
-    """Return how many of the falling ``lengths`` are over ``seqlen``; ``table`` has the answers, if any."""
-    if len(table) > 0:
-        return np.int64(table[at(seqlen)]) if seqlen < len(table) else np.int64(0)
+def _class_of(lengths, longest, seqlen):
+    """Return how many classes are of longer samples: one for each of the falling ``lengths``, or for any."""
+    if len(lengths) == 0:
+        return max(np.int64(0), longest - seqlen)
     low, high = 0, len(lengths)
     while low < high:
         middle = (low + high) >> 1
@@ -55,14 +55,14 @@ def _longest(gap, squares, segment_multiple):
 
 @inline
 def _find(
-    entries, seqlen, but, row, owners, met, lengths, table, levels, words, heads, previous, is_taken, offset
+    entries, seqlen, but, row, owners, met, lengths, longest, levels, words, heads, previous, is_taken, offset
 ):
     """Return the last waiting entry of the longest class up to ``seqlen`` that may join a row, or −1.
 
     It is not the entry ``but``, nor a piece of a sample that the row, or that entry, has a piece of.
     """
-    rank = _class_of(lengths, table, seqlen) if seqlen > 0 else np.int64(len(lengths))
-    while rank < len(lengths):
+    rank = _class_of(lengths, longest, seqlen) if seqlen > 0 else np.int64(len(heads))
+    while rank < len(heads):
         rank = next_bit(words, levels, rank)
         if rank < 0:
             break
@@ -97,7 +97,7 @@ def fill_rows(
     entries,
     edges,
     lengths,
-    table,
+    longest,
     levels,
     owners,
     num_owners,
@@ -117,9 +117,9 @@ def fill_rows(
         entries: int64 entries in random order; on return in the order of their rows, those left over at the
             end of each block.
         edges: (W + 1,) int64, block w is ``entries[edges[w]:edges[w + 1]]``.
-        lengths: (L,) int64 distinct lengths, falling; each fits a row alone.
-        table: int32 by length, how many of ``lengths`` are over it; or empty.
-        levels: starts of the levels of a bitmap over [0, L).
+        lengths: (L,) int64 distinct lengths, falling: the classes; empty where there is one for every length.
+        longest: the longest sample; each fits a row alone.
+        levels: starts of the levels of a bitmap over the classes.
         owners: int32 by piece, its sample, counted from 0; −1 where it is the only one. Empty where no
             sample is cut.
         num_owners: how many there are.
@@ -140,7 +140,8 @@ def fill_rows(
     for block in range(len(edges) - 1):
         most = max(most, edges[block + 1] - edges[block])
     words = np.zeros(levels[-1], np.uint64)
-    heads = np.zeros(len(lengths), np.int32)  # 1 + the place of the last entry of each class
+    num_classes = len(lengths) if len(lengths) > 0 else longest
+    heads = np.zeros(num_classes, np.int32)  # 1 + the place of the last entry of each class
     previous = np.empty(most, np.int32)  # 1 + the place before of the same class; lists fall by place
     is_taken = np.empty(most, np.bool_)
     met = np.full(num_owners, -1, np.int64)  # the last row that has a piece of each sample
@@ -163,7 +164,7 @@ def fill_rows(
             most_entered = min(stop, offset + target + pool)
             while entered < most_entered:
                 place = entered - offset
-                rank = _class_of(lengths, table, entries[at(entered)] >> 32)
+                rank = _class_of(lengths, longest, entries[at(entered)] >> 32)
                 if heads[at(rank)] == 0:
                     set_bit(words, levels, rank)
                 previous[at(place)] = heads[at(rank)]
@@ -172,7 +173,7 @@ def fill_rows(
                 entered += 1
             first = target
             gap, squares = capacity, max_squares
-            longest = _longest(gap, squares, segment_multiple)
+            allowed = _longest(gap, squares, segment_multiple)
             last = np.int64(-1)
             position = front
             # in order, while they fit
@@ -185,7 +186,7 @@ def fill_rows(
                     position += 1
                     continue
                 seqlen = entry >> 32
-                if seqlen > longest:
+                if seqlen > allowed:
                     break
                 is_taken[at(position - offset)] = True
                 if len(met) > 0 and owners[at(entry & _ID)] >= 0:
@@ -195,20 +196,20 @@ def fill_rows(
                 gap -= next_multiple(segment_multiple, seqlen)
                 if squares < UNLIMITED:
                     squares -= seqlen * seqlen
-                longest = _longest(gap, squares, segment_multiple)
+                allowed = _longest(gap, squares, segment_multiple)
                 last = position
                 position += 1
             chosen = np.int64(-1)
             if target - first < max_samples and gap > 0:
                 chosen = _find(
                     entries,
-                    longest,
+                    allowed,
                     -1,
                     num_rows,
                     owners,
                     met,
                     lengths,
-                    table,
+                    longest,
                     levels,
                     words,
                     heads,
@@ -230,13 +231,13 @@ def fill_rows(
                     met[at(owners[at(entries[at(last)] & _ID)])] = -1
                 place = last - offset
                 is_taken[at(place)] = False
-                rank = _class_of(lengths, table, seqlen)
+                rank = _class_of(lengths, longest, seqlen)
                 if heads[at(rank)] <= place:  # it has left the list
                     if heads[at(rank)] == 0:
                         set_bit(words, levels, rank)
                     previous[at(place)] = heads[at(rank)]
                     heads[at(rank)] = place + 1
-                longest = _longest(gap, squares, segment_multiple)
+                allowed = _longest(gap, squares, segment_multiple)
                 chosen = last
                 tried, seen = 0, 0
                 position = front
@@ -247,7 +248,7 @@ def fill_rows(
                         continue
                     seen += 1
                     seqlen = entries[at(candidate)] >> 32
-                    if seqlen > longest:
+                    if seqlen > allowed:
                         continue
                     if len(met) > 0 and _meets(entries, candidate, -1, num_rows, owners, met):
                         continue
@@ -265,7 +266,7 @@ def fill_rows(
                             owners,
                             met,
                             lengths,
-                            table,
+                            longest,
                             levels,
                             words,
                             heads,
@@ -299,7 +300,7 @@ def fill_rows(
                         owners,
                         met,
                         lengths,
-                        table,
+                        longest,
                         levels,
                         words,
                         heads,

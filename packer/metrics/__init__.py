@@ -3,6 +3,7 @@
 from packer.metrics.directory import Metrics, open_metrics
 from packer.metrics.manifest import (
     MANIFEST_NAME,
+    MAX_SKIPPED_SAMPLES,
     FileDigest,
     Manifest,
     MetricSummary,
@@ -13,6 +14,7 @@ from packer.metrics.writer import HashedFile, write_items, write_sample_to_metri
 
 __all__ = [
     "MANIFEST_NAME",
+    "MAX_SKIPPED_SAMPLES",
     "FileDigest",
     "HashedFile",
     "Manifest",

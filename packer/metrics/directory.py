@@ -101,18 +101,18 @@ def open_metrics(path: str | os.PathLike[str]) -> Metrics:
         MetricsError: no such directory; or a file of it is missing, truncated, foreign or of another version.
     """
     path = Path(path)
-    if not path.is_dir():
-        raise MetricsError(f"{path} is not a directory; name the --out of `packer analyze`")
-    if (path / MANIFEST_NAME).is_file():
+    try:
+        if not path.is_dir():
+            raise MetricsError(f"{path} is not a directory; name the --out of `packer analyze`")
+        if not (path / MANIFEST_NAME).is_file():
+            return _open_foreign(path)
         manifest = load_manifest(path)
-        return Metrics(
-            path=path,
-            num_samples=manifest.num_samples,
-            dtypes={name: _open_own(path, name, manifest) for name in manifest.metrics},
-            manifest=manifest,
-            warnings=(),
-        )
-    return _open_foreign(path)
+        dtypes = {name: _open_own(path, name, manifest) for name in manifest.metrics}
+    except OSError as error:
+        raise MetricsError(
+            f"{path}: {str(error.strerror).lower()} ({error.filename}); make it readable for this user"
+        ) from error
+    return Metrics(path=path, num_samples=manifest.num_samples, dtypes=dtypes, manifest=manifest, warnings=())
 
 
 def _open_own(path: Path, name: str, manifest: Manifest) -> np.dtype[np.integer]:

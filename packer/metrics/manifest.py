@@ -13,6 +13,7 @@ MANIFEST_NAME = "manifest.json"
 MANIFEST_FORMAT = "packer-metrics"
 MANIFEST_VERSION = 1
 MANIFEST_HASH = "manifest_sha256"
+MAX_SKIPPED_SAMPLES = 100
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -51,7 +52,7 @@ class Manifest:
     num_nulls: int
     """Samples that are null in the main column: of length 0."""
     num_empties: int
-    """Samples of length 0 that are not null."""
+    """Samples that are not null and have no token of their own: of length 0, or of special tokens alone."""
     sources: list[dict[str, Any]]
     """The files in their order, each with its row count and identity."""
     definition: dict[str, Any]
@@ -59,6 +60,10 @@ class Manifest:
     metrics: dict[str, MetricSummary]
     files: dict[str, FileDigest]
     """By path inside the directory."""
+    num_skipped: int = 0
+    """Samples that could not be read and were skipped: of length 0, and neither null nor empty."""
+    skipped_samples: list[int] = field(default_factory=list)
+    """The first `MAX_SKIPPED_SAMPLES` of them, by id."""
     functions: dict[str, str] = field(default_factory=dict)
     """Metrics beyond the definition's, each with the ``module:function`` that gave it."""
     tokens: dict[str, FileDigest] | None = None
@@ -166,6 +171,8 @@ def _parsed(content: Mapping[str, Any]) -> Manifest:
         definition=dict(content["definition"].items()),
         metrics={name: _summary(summary) for name, summary in content["metrics"].items()},
         files=_digests(content["files"]),
+        num_skipped=_count(content.get("num_skipped", 0)),
+        skipped_samples=[_count(sample) for sample in content.get("skipped_samples", [])],
         functions={name: str(place) for name, place in content["functions"].items()},
         tokens=None if tokens is None else _digests({name: tokens[name] for name in ("bin", "idx")}),
     )

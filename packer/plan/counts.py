@@ -86,8 +86,8 @@ def drop_counts(
 
     Args:
         dropped: in the order of the samples.
-        is_begun: (num_samples,) whose first piece is planned; None where samples are whole. One in pieces counts
-            where its first one is, so that none counts twice.
+        is_begun: (num_samples,) whose first piece is planned; None where samples are whole. One in pieces is
+            counted where its first one is, so that none counts twice.
     """
     counts = {}
     is_sample = np.ones(len(dropped.sample_ids), np.bool_)

@@ -145,11 +145,13 @@ def _check_same_metrics(plan: Plan, metrics: Metrics) -> None:
 
 
 def _check_limit(plan: Plan) -> None:
-    """Check the length from which on a sample is too long; where companions are asked for, it may be less."""
-    budget, stated = plan.config["max_tokens"], plan.header["max_seqlen"]
-    longest = longest_sample(plan.config, "seqlen" if isinstance(budget, dict) else None)
-    has_company = (plan.config.get("min_samples") or 1) > 1
-    if stated is not None and (stated > longest or (stated < longest and not has_company)):
+    """Check the length from which on a sample is too long; room for unpadded companions as stated."""
+    config, stated = plan.config, plan.header["max_seqlen"]
+    company = config.get("min_samples") or 1
+    is_padded = config["layout"] == "padded" and config["count"] == "padded"
+    metric = "seqlen" if isinstance(config["max_tokens"], dict) else None
+    longest = longest_sample(config, metric, company=company if is_padded else 1)
+    if stated is not None and (stated > longest or (stated < longest and (is_padded or company == 1))):
         raise InvariantError(f"max_seqlen is {stated} in plan.json, the options give {longest}")
 
 

@@ -15,9 +15,11 @@ from packer.plan.rows import Dropped
 
 EVERY_EPOCH = -1
 
+_FILTERS = ("filter_min", "filter_max", "drop_untrainable")
+
 # reason -> the options that drop samples for it
 _ASKED_BY = {
-    "filtered": "filter_min, filter_max or sample_ids",
+    "filtered": "filter_min, filter_max, drop_untrainable or sample_ids",
     "too_long": "too_long=drop",
     "truncated": "too_long=truncate",
     "remainder": "remainder=drop and several micro-batches a step",
@@ -45,6 +47,7 @@ class DropRules:
         self._config = plan.config
         self._metric = seqlens
         self._budgeted = budgeted
+        self._limit = plan.header["max_seqlen"] or longest_sample(plan.config)
         self._step_size = plan.dp_size * plan.grad_accum
         self._is_asked = _asked(plan.config, self._step_size)
         # epoch -> pieces and tokens that fill no step
@@ -101,6 +104,7 @@ class DropRules:
         least, most = self._config.get("filter_min"), self._config.get("filter_max")
         if len(self._kept):
             self._kept[lines.ids] = False
+        if len(self._kept) or self._config.get("drop_untrainable"):
             return np.ones(len(lines.ids), np.bool_)
         return (lines.lengths < (least or 0)) | (lines.lengths > (lines.lengths if most is None else most))
 
@@ -110,10 +114,7 @@ class DropRules:
     def _is_too_long(self, lines: "_Lines") -> NDArray[np.bool_]:
         config, budget = self._config, self._config["max_tokens"]
         if not isinstance(budget, dict):
-            company = config.get("min_samples") or 1
-            if company > 1 and (config["layout"] == "packed" or config["count"] == "real"):
-                return np.ones(len(lines.ids), np.bool_)  # what fits depends on its companions
-            return lines.lengths > longest_sample(config, company=company)
+            return lines.lengths > self._limit
         if not set(budget) <= set(self._budgeted):
             return np.ones(len(lines.ids), np.bool_)  # any member may be the one that is too long
         too_long = lines.lengths > longest_sample(config, "seqlen")
@@ -122,10 +123,7 @@ class DropRules:
         return too_long
 
     def _is_truncated(self, lines: "_Lines") -> NDArray[np.bool_]:
-        limit, kept = longest_sample(self._config), lines.lengths - lines.lost
-        if (self._config.get("min_samples") or 1) > 1:
-            return (lines.lost > 0) & (kept > 0) & (kept <= limit)
-        return (lines.lost > 0) & (kept == limit)
+        return (lines.lost > 0) & (lines.lengths - lines.lost == self._limit)
 
     def _is_remainder(self, lines: "_Lines") -> NDArray[np.bool_]:
         return lines.lost > 0
@@ -177,8 +175,13 @@ class DropRules:
         if not stated:
             return
         kept = np.flatnonzero(self._kept).astype("<i8")
-        by_length = any(self._config.get(name) is not None for name in ("filter_min", "filter_max"))
-        is_other = not by_length and hashlib.sha256(kept.tobytes()).hexdigest() != stated["sha256"]
+        is_narrower = any(self._config.get(name) for name in _FILTERS)
+        has_order = self._config.get("order") == "sequential"  # then the hash is over them as they were given
+        is_other = (
+            not is_narrower
+            and not has_order
+            and hashlib.sha256(kept.tobytes()).hexdigest() != stated["sha256"]
+        )
         if len(kept) > stated["count"] or is_other:
             raise InvariantError(
                 f"{len(kept)} samples are not filtered out, they are not the {stated['count']} of sample_ids"
@@ -215,7 +218,7 @@ class _Lines(NamedTuple):
 def _asked(config: Mapping[str, Any], step_size: int) -> dict[str, bool]:
     """Return which reasons the options allow; ``empty`` needs none."""
     return {
-        "filtered": any(config.get(name) is not None for name in ("filter_min", "filter_max", "sample_ids")),
+        "filtered": any(config.get(name) for name in (*_FILTERS, "sample_ids")),
         "too_long": config.get("too_long") == "drop",
         "truncated": config.get("too_long") == "truncate",
         "remainder": config.get("remainder") == "drop" and step_size > 1,

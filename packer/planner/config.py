@@ -3,6 +3,7 @@
 import hashlib
 import math
 from collections.abc import Mapping
+from copy import copy
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal, get_args
 
@@ -53,8 +54,12 @@ class PlanConfig:
     """Micro-batches, about, that ``windowed`` sorts together."""
     dp_size: int = 1
     """Data-parallel ranks: world / (tp · cp · sp · pp)."""
-    grad_accum: int = 1
-    """Micro-batches that a rank works through in a step."""
+    grad_accum: int | None = None
+    """Micro-batches that a rank works through in a step. Default: 1, or what ``step_tokens`` asks for, which
+    is known once the samples are packed."""
+    step_tokens: int | None = None
+    """Real tokens of a step, about: ``grad_accum`` becomes what comes nearest, a multiple of
+    ``accum_multiple``."""
     accum_multiple: int = 1
     """``grad_accum`` must be a multiple of it (interleaved pipeline stages)."""
     same_num_samples: bool = False
@@ -86,15 +91,18 @@ class PlanConfig:
     filter_max: int | None = None
     """Leave longer samples out."""
     sample_ids: ArrayLike | None = field(default=None, compare=False, repr=False)
-    """Leave all other samples out. Kept as sorted int64 without repeats."""
+    """Leave all other samples out; none twice. Kept as int64, sorted unless the order is ``sequential``: it
+    is then theirs."""
+    drop_untrainable: bool = False
+    """Leave out samples without a token that the loss counts."""
     remainder: Remainder = "drop"
     """What becomes of micro-batches that do not fill a step."""
     balance: Balance = "none"
     """Even out this cost over the data-parallel ranks."""
     hidden_size: int = 4096
     """H in the cost of a sample of L tokens, 12·H·L + L²."""
-    balance_steps: int = 16
-    """Steps over which micro-batches are exchanged to balance them."""
+    balance_steps: int = 64
+    """Steps, about, over which micro-batches are exchanged to balance them; 64 at least. 1: inside a step."""
     lr_scaling: LrScaling = "none"
     """How the learning rate follows the size of a step."""
     lr_by: LrBy = "samples"
@@ -109,12 +117,19 @@ class PlanConfig:
     def __post_init__(self) -> None:
         """Fill the defaults that depend on other options, then refuse what has no meaning."""
         self._set("max_tokens", _budgets(self.max_tokens))
-        self._set("sample_ids", _sample_ids(self.sample_ids))
         _check_ranges(self)
+        self._set("sample_ids", _sample_ids(self.sample_ids, keep_order=self.order == "sequential"))
+        if self.step_tokens is None and self.grad_accum is None:
+            self._set("grad_accum", 1)
         if self.packing is None:
             self._set("packing", _default_packing(self))
         _check_packing(self)
         _check_shapes(self)
+        if self.step_tokens is not None and self.grad_accum is not None:
+            raise ConfigError(
+                f"--step-tokens {self.step_tokens} chooses the accumulation, and so does --grad-accum "
+                f"{self.grad_accum}; give one of them"
+            )
         _check_steps(self)
         if isinstance(self.max_tokens, Mapping):
             _check_pairs(self)
@@ -127,10 +142,22 @@ class PlanConfig:
         """What S, or T, is a multiple of: lcm(sp_size, pad_multiple)."""
         return math.lcm(self.sp_size, self.pad_multiple)
 
+    def with_grad_accum(self, grad_accum: int) -> "PlanConfig":
+        """Return the configuration with the ``grad_accum`` that ``step_tokens`` was found to ask for."""
+        found = copy(self)
+        found._set("grad_accum", grad_accum)
+        _check_steps(found)
+        return found
+
     @property
     def microbatches_per_step(self) -> int:
         """E: micro-batches of a step, all ranks together."""
-        return self.dp_size * self.grad_accum
+        return self.dp_size * self.accum
+
+    @property
+    def accum(self) -> int:
+        """A: micro-batches of a rank in a step; 1 while ``step_tokens`` has not been turned into it."""
+        return self.grad_accum or 1
 
     @property
     def has_shape_rule(self) -> bool:
@@ -149,6 +176,15 @@ class PlanConfig:
         if self.curriculum is not None:
             names |= {schedule.metric for schedule in parse_curriculum(self.curriculum)}
         return names - {"seqlen"}
+
+    @classmethod
+    def from_json(cls, entries: Mapping[str, Any]) -> "PlanConfig":
+        """Return the configuration that ``to_json`` wrote; the samples of ``sample_ids`` are not in it."""
+        names = {option.name for option in fields(cls)} - {"sample_ids"}
+        options = {name: value for name, value in entries.items() if name in names}
+        if options.get("step_tokens") is None:
+            return cls(**options)
+        return cls(**options | {"grad_accum": None}).with_grad_accum(options["grad_accum"])
 
     def to_json(self) -> dict[str, Any]:
         """Return one entry an option, in plain JSON; of ``sample_ids`` the count and a hash."""
@@ -180,7 +216,8 @@ _RANGES = {
     "epochs": (1, 99_999, False),
     "window": (1, MAX_SEQLEN, False),
     "dp_size": (1, MAX_SEQLEN, False),
-    "grad_accum": (1, MAX_SEQLEN, False),
+    "grad_accum": (1, MAX_SEQLEN, True),
+    "step_tokens": (1, 2**62, True),
     "accum_multiple": (1, MAX_SEQLEN, False),
     "min_samples": (1, MAX_SEQLEN, False),
     "max_samples": (1, MAX_SEQLEN, True),
@@ -222,19 +259,26 @@ def _budgets(max_tokens: Any) -> int | dict[str, int]:
     return {str(metric): int(budget) for metric, budget in named.items()}
 
 
-def _sample_ids(sample_ids: Any) -> NDArray[np.int64] | None:
-    """Return the samples to keep, sorted, without repeats."""
+def _sample_ids(sample_ids: Any, *, keep_order: bool) -> NDArray[np.int64] | None:
+    """Return the samples to keep, sorted unless their order counts."""
     if sample_ids is None:
         return None
-    ids = sample_ids if isinstance(sample_ids, np.ndarray) else np.asarray(list(sample_ids))
-    if ids.size == 0:
+    given = sample_ids if isinstance(sample_ids, np.ndarray) else np.asarray(list(sample_ids))
+    if given.size == 0:
         raise ConfigError("--sample-ids names no sample; leave the option out to keep them all")
-    if ids.ndim != 1 or ids.dtype.kind not in "iu":
+    if given.ndim != 1 or given.dtype.kind not in "iu":
         raise ConfigError("--sample-ids must hold integers, one a sample")
-    ids = np.unique(ids.astype(np.int64))
+    given = given.astype(np.int64)
+    ids = np.sort(given)
     if ids[0] < 0:
         raise ConfigError(f"--sample-ids holds {ids[0]}; ids count from 0")
-    return ids
+    repeated = np.flatnonzero(ids[1:] == ids[:-1])
+    if len(repeated):
+        raise ConfigError(
+            f"--sample-ids names sample {ids[repeated[0]]} twice, and an epoch has every sample once; take "
+            "the repeats out"
+        )
+    return given if keep_order else ids
 
 
 def _check_ranges(config: PlanConfig) -> None:
@@ -256,7 +300,7 @@ def _check_ranges(config: PlanConfig) -> None:
             isinstance(value, int | float | np.number) and value > 0 and math.isfinite(value)
         ):
             raise ConfigError(f"{_flag(name)} {value} is not a number above 0")
-    for name in ("same_num_samples", "same_seqlen"):
+    for name in ("same_num_samples", "same_seqlen", "drop_untrainable"):
         if not isinstance(getattr(config, name), bool):
             raise ConfigError(f"{_flag(name)} is on or off, not {getattr(config, name)}")
 
@@ -336,8 +380,8 @@ def _check_shapes(config: PlanConfig) -> None:
 
 
 def _check_steps(config: PlanConfig) -> None:
-    if config.grad_accum % config.accum_multiple:
-        up = -(-config.grad_accum // config.accum_multiple) * config.accum_multiple
+    if config.accum % config.accum_multiple and config.grad_accum is not None:
+        up = -(-config.accum // config.accum_multiple) * config.accum_multiple
         raise ConfigError(
             f"--grad-accum {config.grad_accum} is not a multiple of --accum-multiple "
             f"{config.accum_multiple}; choose --grad-accum {up}"

@@ -9,16 +9,15 @@ from numpy.typing import NDArray
 from packer.errors import ConfigError
 from packer.kernels.limits import Limits
 from packer.plan.epoch import PlannedEpoch
-from packer.planner.choose.limits import limits_for
-from packer.planner.choose.pieces import IntArray, Pieces
+from packer.planner.choose.pieces import Pieces
 from packer.planner.compose.composition import Composition, compose
 from packer.planner.compose.mix import Mix
 from packer.planner.config import MAX_SEQLEN, PlanConfig
 from packer.planner.order.orders import Purpose, histogram, key_for
 from packer.planner.packing.curriculum import pack_by_admission
 from packer.planner.packing.lower_bound import lower_bound
-from packer.planner.packing.microbatches import MicroBatches
-from packer.planner.packing.pack import pack
+from packer.planner.packing.microbatches import IntArray, MicroBatches
+from packer.planner.packing.pack import limits_of, pack
 from packer.planner.progress import Pace, Phase
 from packer.planner.rate import lr_scales, mean_size
 from packer.planner.shape import choose_shapes, pad_to
@@ -63,7 +62,7 @@ class EpochPlanner:
                 "--lr-by loss-tokens needs the loss tokens of cut samples, which no metric tells; choose "
                 "--lr-by tokens, or --too-long drop"
             )
-        limits, mix = self._limits(), Mix.of(self.pieces.seqlens)
+        limits, mix = limits_of(self.config, self.pieces.seqlens), Mix.of(self.pieces.seqlens)
         # Base and shapes come before the first row: several epochs may be planned twice, one at a time.
         composed = [self._compose(0, limits, mix, 0)] if self.config.epochs == 1 else None
         shared = self._shared(composed or self._compositions(limits, mix))
@@ -79,17 +78,6 @@ class EpochPlanner:
             self.pace.begin(Phase.FLUSH)
 
         return shared.lr_base, planned()
-
-    def _limits(self) -> Limits:
-        """Return the bounds of a micro-batch; in the padded layout the shapes are chosen before packing."""
-        if self.config.num_shapes is None or self.config.layout == "packed":
-            return limits_for(self.config)
-        shapes = choose_shapes(
-            *histogram(self.pieces.seqlens),
-            num_shapes=self.config.num_shapes,
-            multiple=self.config.padded_multiple,
-        )
-        return limits_for(self.config, shapes)
 
     def _compositions(self, limits: Limits, mix: Mix) -> Iterator[Composition]:
         num_steps = 0

@@ -14,15 +14,16 @@ from packer.plan import schema
 from packer.plan.facts import PlanFacts
 from packer.plan.reader import Plan
 from packer.plan.writer import plan_in_memory, write_plan
-from packer.planner.choose.limits import max_seqlen
 from packer.planner.choose.pieces import Pieces, choose_pieces
 from packer.planner.config import PlanConfig
 from packer.planner.epochs import EpochPlanner
 from packer.planner.progress import Listener, Pace
+from packer.planner.step_tokens import resolve_step_tokens
 from packer.publish import check_target
 
 SEQLEN = "seqlen"
 LOSS_TOKENS = "loss_tokens"
+_MAX_TOKENS = 2**62
 
 
 def make_plan(
@@ -77,6 +78,7 @@ def make_plan(
         if name != SEQLEN
     }
     loss = None if loss_tokens is None else _integers(LOSS_TOKENS, loss_tokens, len(lengths))
+    _total(lengths)
     for name in sorted(config.further_metrics - set(known)):
         option = "--max-tokens" if name in config.budgets else "--curriculum"
         have = ", ".join([SEQLEN, *known])
@@ -85,7 +87,8 @@ def make_plan(
     if measured:
         pace.advance(0.0)
         measured.check_files()
-    pieces, dropped = choose_pieces(lengths, config, known)
+    pieces, dropped, limit = choose_pieces(lengths, config, known, loss)
+    config = resolve_step_tokens(config, pieces)
     planner = EpochPlanner(
         pieces=pieces,
         config=config,
@@ -97,8 +100,8 @@ def make_plan(
     facts = PlanFacts(
         config=config.to_json(),
         num_samples=len(lengths),
-        num_tokens=int(lengths.sum(dtype=np.int64)),
-        max_seqlen=max_seqlen(config),
+        num_tokens=_total(lengths),
+        max_seqlen=limit,
         metrics_fingerprint=measured.fingerprint if measured else None,
         sources=measured.sources if measured else None,
         definition=measured.definition if measured else None,
@@ -141,8 +144,30 @@ def _integers(name: str, values: ArrayLike, num_samples: int | None) -> NDArray[
         raise MetricsError(f"{name} must be one integer a sample, not {array.dtype} of shape {array.shape}")
     if num_samples is not None and len(array) != num_samples:
         raise MetricsError(f"{name} has {len(array)} values for {num_samples} samples; analyze both together")
+    if array.dtype.itemsize == 8 and array.dtype.kind == "u" and len(array) and int(array.max()) >= 2**63:
+        raise MetricsError(
+            f"{name} of sample {int(np.argmax(array))} is {int(array.max())}, over 2^63 − 1; analyze the "
+            "data again"
+        )
     # DeepSpeed stores lengths in the smallest type that holds them: one that the limits need not fit.
     return array.astype(np.int32) if array.dtype.itemsize < 4 else array
+
+
+def _total(lengths: NDArray[Any]) -> int:
+    """Return the tokens of all samples, which must be countable in 62 bits."""
+    if not len(lengths):
+        return 0
+    if int(lengths.max()) * len(lengths) >= _MAX_TOKENS:
+        # halves that cannot overflow
+        total = (int((lengths >> 31).sum(dtype=np.int64)) << 31) + int(
+            (lengths & (2**31 - 1)).sum(dtype=np.int64)
+        )
+        if total >= _MAX_TOKENS:
+            raise MetricsError(
+                f"the lengths sum up to {total}, over 2^62; sample {int(np.argmax(lengths))} has "
+                f"{int(lengths.max())}: is this a column of lengths?"
+            )
+    return int(lengths.sum(dtype=np.int64))
 
 
 def _loss_definition(has_labels: bool, is_cut: bool) -> str | None:

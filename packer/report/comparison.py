@@ -152,6 +152,8 @@ def _dropped(summary: PlanSummary, reason: str) -> int:
 def _plain(value: Any) -> str:
     if value is None:
         return "–"
+    if isinstance(value, dict) and value.keys() == {"count", "sha256"}:
+        return f"{value['count']:,} ({value['sha256'][:8]})"
     return value if isinstance(value, str) else json.dumps(value)
 
 

@@ -47,7 +47,7 @@ class Collated(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Collator:
-    """Makes the tensors of DESIGN's two layouts.
+    """Makes the tensors of the two layouts.
 
     Padded: ``input_ids, attention_mask, position_ids, labels``, each int64 ``(B, S)``. Packed: ``input_ids,
     position_ids, labels``, each int64 ``(1, T)``, ``cu_seqlens`` int32 and ``max_seqlen``, an int. The first

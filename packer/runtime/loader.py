@@ -13,6 +13,7 @@ from packer.runtime.batch import Batch, StepInfo
 from packer.runtime.collate import Collator
 from packer.runtime.device import to_device
 from packer.runtime.fields import Sample
+from packer.runtime.pairs import packed_members
 from packer.runtime.pieces import require_dataset
 from packer.runtime.prefetch import ReadBatch, Schedule, read_in_order
 from packer.runtime.progress import EpochStream, Place, Progress
@@ -120,7 +121,7 @@ class PlanLoader:
                 "read slices; leave them out, or give the data set's fields the shape that the model wants"
             )
         self._plans_pairs = isinstance(plan.config.get("max_tokens"), Mapping)
-        if self._at.sp_size > 1 and self._plans_pairs:
+        if self._at.sp_size > 1 and (self._plans_pairs or packed_members(plan)):
             raise ConfigError("pairs of sequences are not sliced; run their plan with sp_size=1")
         self.grad_accum = grad_accum_for(self._at.dp_size, plan.dp_size, plan.grad_accum)
         """Micro-batches of this rank in a step."""

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from packer.errors import LengthMismatchError, SourceError
+from packer.errors import ConfigError, LengthMismatchError, SourceError
 from packer.plan import MicroBatch, Plan
 from packer.runtime.batch import Batch, BatchInfo
 from packer.runtime.collate import Collated, Collator, PlannedShape, collate_alike
@@ -17,15 +17,84 @@ SEQLEN = "seqlen"
 def counted_member(plan: Plan) -> str | None:
     """Return the member whose lengths the plan holds: ``seqlen``, else the first that has a budget.
 
-    None where the plan's ``seqlen`` is no member, or does not say what it counted.
+    None where the plan's ``seqlen`` is no member but the sum of all, or does not say what it counted.
     """
     budgets = plan.config["max_tokens"]
-    if not isinstance(budgets, Mapping):
+    if not isinstance(budgets, Mapping) or _completions(plan):
         return None
     if SEQLEN in budgets:
         return SEQLEN
     measured = (plan.header.get("definition") or {}).get("columns") or {SEQLEN: ""}
     return None if SEQLEN in measured else next(iter(budgets))
+
+
+def packed_members(plan: Plan) -> tuple[str, ...]:
+    """Return the members of pairs that one budget bounds: they share packed rows, each a sample of its own.
+
+    None for plans without pairs, and with a budget for each member.
+
+    Raises:
+        ConfigError: A layout that has no place for them.
+    """
+    members = _completions(plan)
+    if not members or isinstance(plan.config["max_tokens"], Mapping):
+        return ()
+    if plan.layout != "packed":
+        budgets = ",".join(f"{member}=N" for member in members)
+        raise ConfigError(
+            f"one --max-tokens for pairs packs {' and '.join(members)} into the same row; plan with --layout "
+            f"packed, or give each a budget: --max-tokens {budgets}"
+        )
+    if int(plan.config.get("pad_segments_to") or 1) > 1:
+        raise ConfigError("--pad-segments-to pads whole samples, not the members of pairs; plan without it")
+    if plan.config.get("too_long") in ("truncate", "split"):
+        raise ConfigError(
+            f"--too-long {plan.config['too_long']} cannot cut a pair; plan with --too-long drop"
+        )
+    return members
+
+
+def _completions(plan: Plan) -> tuple[str, ...]:
+    """Return the names of the completions that share a prompt; one alone is no pair."""
+    definition = plan.header.get("definition") or {}
+    columns = tuple(definition.get("columns", ()))
+    return columns if definition.get("kind") == "prompt" and len(columns) > 1 else ()
+
+
+def collate_packed_members(
+    samples: Sequence[Any], planned: MicroBatch, collator: Collator, members: Sequence[str]
+) -> Collated:
+    """Make a packed batch of pairs: the members of a pair follow each other, and none sees another.
+
+    ``cu_seqlens`` has an edge for each member; member m of the micro-batch's sample i is segment
+    ``i · len(members) + m``.
+
+    Args:
+        samples: As for ``collate_members``.
+        planned: The micro-batch; a sample's length is the sum of its members'.
+        collator: Makes the tensors.
+        members: Names, in their order.
+
+    Raises:
+        LengthMismatchError: The members have together another length than planned.
+        SourceError: A sample lacks a member.
+    """
+    sample_ids = np.repeat(planned.sample_ids, len(members))
+    pieces = [
+        _member(sample, member, sample_id)
+        for sample, sample_id in zip(samples, planned.sample_ids.tolist(), strict=True)
+        for member in members
+    ]
+    seqlens = np.array(list(map(num_tokens, pieces, sample_ids.tolist())), np.int32)
+    # (samples · members,) -> (samples, members)
+    found = seqlens.reshape(-1, len(members)).sum(axis=1)
+    if (wrong := np.flatnonzero(found != planned.seqlens)).size:
+        at = int(wrong[0])
+        raise LengthMismatchError(
+            length_mismatch(int(planned.sample_ids[at]), int(found[at]), int(planned.seqlens[at]), None)
+        )
+    shape = PlannedShape("packed", seqlens, planned.padded_seqlen, 1, planned.is_filler)
+    return collate_alike(collator, pieces, sample_ids, shape)
 
 
 def collate_members(

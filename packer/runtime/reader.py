@@ -10,7 +10,12 @@ from packer.errors import ConfigError, PackerError
 from packer.plan import Epoch, MicroBatch, Plan
 from packer.runtime.batch import Batch, BatchInfo
 from packer.runtime.collate import Collated, Collator, PlannedShape, collate_alike
-from packer.runtime.pairs import collate_members, counted_member
+from packer.runtime.pairs import (
+    collate_members,
+    collate_packed_members,
+    counted_member,
+    packed_members,
+)
 from packer.runtime.pieces import read_pieces, read_samples
 from packer.runtime.progress import Place
 from packer.runtime.shard import IGNORE_INDEX, RowLayout, Shard, rank_spans
@@ -52,6 +57,7 @@ class MicroBatchReader:
         self._user_collate = user_collate
         self._layout = plan.layout
         self._counted_member = counted_member(plan)
+        self._packed_members = packed_members(plan)
         self._step_size = plan.dp_size * plan.grad_accum
         self._pad_segments_to = (
             int(plan.config.get("pad_segments_to") or 1) if self._layout == "packed" else 1
@@ -86,6 +92,11 @@ class MicroBatchReader:
             samples = read_samples(self._dataset, planned.sample_ids.tolist())
             tensors, num_loss_tokens = collate_members(
                 samples, planned, self._collator, accum=place.accum, counted=self._counted_member
+            )
+        elif self._packed_members:
+            samples = read_samples(self._dataset, planned.sample_ids.tolist())
+            tensors, num_loss_tokens = collate_packed_members(
+                samples, planned, self._collator, self._packed_members
             )
         else:
             samples = read_pieces(self._dataset, planned, self._collator.token_fields)
@@ -138,7 +149,7 @@ class MicroBatchReader:
 
     def _collate_as_told(self, planned: MicroBatch, shape: PlannedShape) -> Collated:
         assert self._user_collate is not None
-        if planned.padded_seqlens:
+        if planned.padded_seqlens or self._packed_members:
             samples = read_samples(self._dataset, planned.sample_ids.tolist())
         else:
             samples = read_pieces(self._dataset, planned, self._collator.token_fields)

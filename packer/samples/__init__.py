@@ -12,9 +12,10 @@ from packer.samples.definition import (
     check_definition,
     default_definition,
 )
+from packer.samples.encoded import Encoded
 from packer.samples.measure import Measurement, measure, measure_unit
 from packer.samples.opening import check_unchanged, open_dataset
-from packer.samples.tokens import Encoded, encode
+from packer.samples.tokens import encode
 
 __all__ = [
     "LOSS_TOKENS",

@@ -2,21 +2,24 @@
 
 import os
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
-from numpy.typing import NDArray
 
-from packer.errors import SourceError
+from packer.errors import ConfigError, SourceError
 from packer.samples.definition import LengthDefinition
-from packer.samples.measure import IGNORED_LABEL
+from packer.samples.encoded import Encoded
+from packer.samples.measure import IGNORED_LABEL, measure
 from packer.samples.ragged import RowError
 from packer.samples.tokens import encode, values_of_row
-from packer.sources import Columns, Source, take_column
+from packer.samples.tolerance import apply_to_readable
+from packer.sources import Columns, Source, take_column, without_rows
 from packer.wording import counted
 
-Sample = dict[str, NDArray[Any]]
+Sample = dict[str, Any]
+"""Arrays by field; of a pair such a mapping by member."""
 
 INPUT_IDS = "input_ids"
 LABELS = "labels"
@@ -24,6 +27,9 @@ LABELS = "labels"
 
 class Dataset:
     """The samples of a source as mappings of arrays: ``input_ids`` and the fields beside them.
+
+    Where not all tokens train, ``labels`` are beside them, −100 where nothing is to be learnt. A pair of
+    completions is a mapping of such mappings, by their names.
 
     Made by `open_dataset`. Pickles as paths and names; every process, forked ones too, opens the files.
     """
@@ -67,12 +73,24 @@ class Dataset:
         """Return tokens ``[start, stop)`` of a sample, its further fields cut alike.
 
         Of a mapped file only those tokens are read. A text is tokenized as a whole.
+
+        Raises:
+            ConfigError: a sample is a pair, of which there is no piece.
         """
+        if self._definition.is_pair:
+            raise ConfigError("a pair of sequences cannot be cut; plan with --too-long drop, and sp_size=1")
         return self._read([sample_id], start, stop)[0]
 
     def __repr__(self) -> str:
-        fields = ", ".join(dict.fromkeys([INPUT_IDS, *self._fields]))
-        return f"Dataset({counted(self._num_rows, 'sample')} of {self._definition.kind}, with {fields})"
+        definition = self._definition
+        names = [metric for metric, _ in definition.columns] if definition.is_pair else [INPUT_IDS]
+        loss = ""
+        if definition.is_tokenized:
+            part = definition.trained_part
+            names += [LABELS] if part != "all" and not definition.is_pair else []
+            loss = f"; loss on {'all tokens' if part == 'all' else f'the {part}'}"
+        fields = ", ".join(dict.fromkeys([*names, *self._fields]))
+        return f"Dataset({counted(self._num_rows, 'sample')} of {definition.kind}, with {fields}{loss})"
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_process": None}
@@ -87,29 +105,35 @@ class Dataset:
             try:
                 samples.append(self._cut(batch, start, stop))
             except RowError as error:
-                raise SourceError(f"{self._source.place_of_row(int(sample_id))}: {error}") from error
+                if not self._is_skipped(batch):
+                    raise SourceError(f"{self._source.place_of_row(int(sample_id))}: {error}") from error
+                samples.append(self._cut(without_rows(batch, [0]), start, stop))
         return samples
+
+    def _is_skipped(self, batch: pa.RecordBatch) -> bool:
+        """Whether the one row of a batch has length 0 because it could not be measured."""
+        if self._definition.on_error != "skip":
+            return False
+        _, skipped = apply_to_readable(partial(measure, definition=self._definition), batch, "skip")
+        return bool(skipped)
 
     @property
     def _columns(self) -> Columns:
         listed = pa.list_(pa.int64())
         columns: dict[str, pa.DataType | None] = dict.fromkeys(self._fields.values(), listed)
-        return {**columns, **self._definition.read_columns} if self._is_text else columns
-
-    @property
-    def _is_text(self) -> bool:
-        return self._definition.kind in ("text", "messages")
+        if self._definition.is_tokenized:
+            return {**columns, **self._definition.read_columns}
+        return columns
 
     def _cut(self, batch: pa.RecordBatch, start: int, stop: int | None) -> Sample:
         sample: Sample = {}
         num_tokens = None
-        if self._is_text:
+        if self._definition.is_tokenized:
             encoded = encode(batch, self._definition)
+            if self._definition.is_pair:
+                return self._pair(encoded)
             num_tokens = len(encoded.ids)
-            sample[INPUT_IDS] = encoded.ids[start:stop].copy()
-            if encoded.mask is not None:
-                labels = np.where(encoded.mask, encoded.ids, IGNORED_LABEL)
-                sample[LABELS] = labels[start:stop]
+            sample = _labelled(encoded, start, stop)
         for name, column in self._fields.items():
             row = take_column(batch, column)[0]
             if name == LABELS and num_tokens is not None and not row.is_valid:
@@ -126,7 +150,24 @@ class Dataset:
             sample[name] = values_of_row(row, column, start, stop)
         return sample
 
+    def _pair(self, encoded: Encoded) -> Sample:
+        """Return the members of a pair by their names, each a mapping like a sample of its own."""
+        pair: Sample = {}
+        start = 0
+        for (metric, _), length in zip(self._definition.columns, encoded.lengths[0].tolist(), strict=True):
+            pair[metric] = _labelled(encoded, start, start + length)
+            start += length
+        return pair
+
     @property
     def _metric_columns(self) -> set[str]:
         """Columns that each have a length of their own."""
         return {column for _, column in self._definition.columns}
+
+
+def _labelled(encoded: Encoded, start: int, stop: int | None) -> Sample:
+    """Return ids, and labels where not all of them train."""
+    sample: Sample = {INPUT_IDS: encoded.ids[start:stop].copy()}
+    if encoded.mask is not None:
+        sample[LABELS] = np.where(encoded.mask, encoded.ids, IGNORED_LABEL)[start:stop]
+    return sample

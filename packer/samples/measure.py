@@ -10,14 +10,11 @@ from numpy.typing import NDArray
 
 from packer.arrays import to_numpy
 from packer.errors import ColumnError, SourceError
-from packer.samples.definition import (
-    LOSS_TOKENS,
-    LengthDefinition,
-    chat_tokenizer,
-    check_text,
-    text_tokenizer,
-)
-from packer.samples.ragged import RowError, ragged, valid_rows
+from packer.samples.definition import LOSS_TOKENS, SEQLEN, LengthDefinition, text_tokenizer
+from packer.samples.encoded import Encoded
+from packer.samples.ragged import RowError, ragged, refuse_null_elements, valid_rows
+from packer.samples.texts import texts_of
+from packer.samples.tokens import encode, num_nulls
 from packer.sources import Source, Unit, take_column
 
 IGNORED_LABEL = -100
@@ -31,7 +28,7 @@ class Measurement(NamedTuple):
     num_null: int
     """Rows whose main column is null: their length is 0."""
     num_empty: int
-    """Rows of length 0 that are not null."""
+    """Rows that are not null and have no token of their own: of length 0, or of special tokens alone."""
 
 
 def measure_unit(source: Source, unit: Unit, definition: LengthDefinition) -> Iterator[Measurement]:
@@ -49,36 +46,73 @@ def measure_unit(source: Source, unit: Unit, definition: LengthDefinition) -> It
         num_rows += batch.num_rows
 
 
-def measure(batch: pa.RecordBatch, definition: LengthDefinition) -> Measurement:
+def measure(
+    batch: pa.RecordBatch, definition: LengthDefinition, encoded: Encoded | None = None
+) -> Measurement:
     """Return the length of every row, for every metric of the definition.
 
     Args:
         batch: rows that hold at least ``definition.read_columns``.
         definition: what a length is.
+        encoded: the batch's tokens, if they are there already: no text is then tokenized again.
 
     Raises:
         RowError: a row has no length: a negative one, or labels that do not fit its tokens.
     """
-    lengths: dict[str, NDArray[np.integer]] = {}
-    arrays = [take_column(batch, column) for _, column in definition.columns]
-    for (metric, column), array in zip(definition.columns, arrays, strict=True):
-        if definition.kind == "length":
-            lengths[metric] = _integers(array, column)
-        elif definition.kind == "text":
-            lengths[metric] = text_tokenizer(definition).count(check_text(array, column))
-        elif definition.kind == "messages":
-            _, lengths[metric], mask = chat_tokenizer(definition).encode(array)
-            if mask is not None:
-                lengths[LOSS_TOKENS] = count_marked(mask, lengths[metric], shift=definition.shift)
-        else:
-            lengths[metric] = ragged(array, column=column).lengths
-    main = lengths[definition.columns[0][0]]
-    num_null = arrays[0].null_count
-    num_empty = int(np.count_nonzero(main == 0)) - num_null if len(main) and not main.min() else 0
+    if definition.is_tokenized:
+        lengths = _tokenized(batch, definition, encoded)
+    else:
+        lengths = {}
+        for metric, column in definition.columns:
+            lengths[metric] = _stored(take_column(batch, column), column, definition)
+    main = next(iter(lengths.values()))
+    num_null = num_nulls(batch, definition)
+    num_empty = count_empty(main, definition) - num_null
     if definition.labels_column is not None:
         labels = take_column(batch, definition.labels_column)
         lengths[LOSS_TOKENS] = _count_labels(labels, definition, main)
     return Measurement(lengths, num_null, num_empty)
+
+
+def _stored(array: pa.Array, column: str, definition: LengthDefinition) -> NDArray[np.integer]:
+    """Return the (rows,) lengths that a column holds, or those of its lists."""
+    if definition.kind == "length":
+        return _integers(array, column)
+    rows = ragged(array, column=column)
+    if definition.kind == "tokens":
+        refuse_null_elements(rows, column)
+    return rows.lengths
+
+
+def _tokenized(
+    batch: pa.RecordBatch, definition: LengthDefinition, encoded: Encoded | None
+) -> dict[str, NDArray[np.integer]]:
+    """Return (rows,) lengths by metric of what a tokenizer makes; of whole texts no ids are kept."""
+    if encoded is None:
+        if definition.counts_texts:
+            return {SEQLEN: text_tokenizer(definition).count(texts_of(batch, definition))}
+        encoded = encode(batch, definition)
+    names = [metric for metric, _ in definition.columns]
+    if definition.is_pair:
+        lengths = {SEQLEN: encoded.row_lengths, **dict(zip(names, encoded.lengths.T, strict=True))}
+    else:
+        lengths = {names[0]: encoded.lengths}
+    if encoded.mask is None:
+        if definition.is_pair:  # each member has a first token of its own
+            lengths[LOSS_TOKENS] = np.maximum(encoded.lengths - 1, 0).sum(axis=1)
+        return lengths
+    marked = count_marked(encoded.mask, encoded.lengths.ravel(), shift=definition.shift)
+    # (rows · members,) -> (rows,)
+    lengths[LOSS_TOKENS] = marked.reshape(encoded.lengths.shape).sum(axis=1) if definition.is_pair else marked
+    return lengths
+
+
+def count_empty(lengths: NDArray[np.integer], definition: LengthDefinition) -> int:
+    """Return how many rows have no token of their own; of texts, special and end tokens are not."""
+    least = 0
+    if definition.counts_texts:
+        least = text_tokenizer(definition).num_added + (definition.eos is not None)
+    return int(np.count_nonzero(lengths <= least)) if len(lengths) and lengths.min() <= least else 0
 
 
 def _integers(array: pa.Array, column: str) -> NDArray[np.int64]:
@@ -108,6 +142,7 @@ def _count_labels(
     """(rows,) labels that are not −100, the first of each row left out where labels are shifted."""
     column = str(definition.labels_column)
     rows = ragged(array, column=column)
+    refuse_null_elements(rows, column)
     unequal = valid_rows(array) & (rows.lengths != seqlens)
     if unequal.any():
         row = int(np.argmax(unequal))
@@ -125,8 +160,6 @@ def _count_labels(
     last = int((rows.starts + rows.lengths).max())
     values = rows.values.slice(first, last - first)
     marked = to_numpy(values) != IGNORED_LABEL
-    if values.null_count:
-        marked &= valid_rows(values)
     starts = np.where(rows.lengths > 0, rows.starts - first, 0)
     return count_marked(marked, rows.lengths, starts, shift=definition.shift)
 

@@ -51,6 +51,7 @@ def open_dataset(
             raise ConfigError("open_dataset takes metrics or a definition, not both: metrics hold one")
         metrics = metrics if isinstance(metrics, Metrics) else open_metrics(metrics)
         if _is_token_files(source, metrics):
+            _require_all_trained(metrics)
             definition = LengthDefinition.by_index()
         else:
             definition = _definition_of(metrics)
@@ -60,6 +61,7 @@ def open_dataset(
         raise ConfigError("nothing says what the token ids are; give metrics=, or definition=")
     if tokenizer is not None:
         definition = definition.with_tokenizer(tokenizer)
+    source = source.tolerating(definition.on_error)
     check_definition(source, definition)
     named = _named_fields(definition, fields)
     for column in named.values():
@@ -102,6 +104,16 @@ def _is_token_files(source: Source, metrics: Metrics) -> bool:
     return bool(found["num_bytes"] == written["bin"].size and found["sha256"] == written["idx"].sha256)
 
 
+def _require_all_trained(metrics: Metrics) -> None:
+    """Refuse token files, which hold no labels, where the loss was to be on a part of the tokens."""
+    part = _definition_of(metrics).trained_part
+    if part != "all":
+        raise ConfigError(
+            f"the token files do not say which tokens are the {part}'s, and {metrics.path} counts the loss "
+            "on these alone; give the source that was analyzed, or analyze with --train-on all"
+        )
+
+
 def _definition_of(metrics: Metrics) -> LengthDefinition:
     recorded: Mapping[str, Any] = metrics.definition
     if not recorded or recorded.get("kind") == "dataset":
@@ -129,7 +141,12 @@ def _named_fields(definition: LengthDefinition, fields: Sequence[str] | Mapping[
                 'give fields={"input_ids": COLUMN}'
             )
         named = {INPUT_IDS: asked.pop(INPUT_IDS), **named}
-    taken = [name for name in asked if name in named or name == INPUT_IDS]
+    delivered = {INPUT_IDS, *named}
+    if definition.is_tokenized and definition.trained_part != "all":
+        delivered.add(LABELS)
+    taken = [name for name in asked if name in delivered]
+    if asked and definition.is_pair:
+        raise ConfigError("pairs have no fields beside their members'; leave fields out")
     if taken:
         raise ConfigError(
             f"a field cannot be named {taken[0]!r}, which the data set delivers already; rename it"

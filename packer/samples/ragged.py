@@ -41,6 +41,13 @@ def is_list_type(data_type: pa.DataType) -> bool:
     )
 
 
+def is_token_list_type(data_type: pa.DataType) -> bool:
+    """Whether a column of this type is a list of integers, which alone are token ids."""
+    return is_list_type(data_type) and (
+        pat.is_integer(data_type.value_type) or pat.is_null(data_type.value_type)
+    )
+
+
 def ragged(array: pa.Array, *, column: str) -> Ragged:
     """Take a list array apart without touching its values. Slices, chunks with offsets and nulls are exact.
 
@@ -77,6 +84,27 @@ def _between(offsets: NDArray[np.integer], column: str) -> tuple[NDArray[np.inte
         row = int(np.argmax((starts < 0) | (offsets[1:] < starts)))
         raise RowError(row, f"column {column!r} has damaged offsets; fetch the file again")
     return starts, lengths
+
+
+def refuse_null_elements(rows: Ragged, column: str) -> None:
+    """Check that no row holds a null: token ids are never null.
+
+    Raises:
+        RowError: one does.
+    """
+    if not rows.values.null_count:
+        return
+    if pat.is_null(rows.values.type):
+        has_null = rows.lengths > 0
+    else:
+        nulls = np.flatnonzero(~valid_rows(rows.values))
+        before, within = (np.searchsorted(nulls, ends) for ends in (rows.starts, rows.starts + rows.lengths))
+        has_null = before < within
+    if has_null.any():
+        raise RowError(int(np.argmax(has_null)), f"column {column!r} {NULL_ELEMENT}")
+
+
+NULL_ELEMENT = "holds a null among its elements; token ids are never null, correct it"
 
 
 def valid_rows(array: pa.Array) -> NDArray[np.bool_]:

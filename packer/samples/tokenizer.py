@@ -5,6 +5,7 @@ with ``max_length: 128`` would make every length 128.
 """
 
 import hashlib
+import json
 import os
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -43,6 +44,7 @@ class TextTokenizer:
         name: str,
         special_tokens: bool,
         counter: Counter = "tokenizers",
+        end_token: str | None = None,
     ) -> None:
         """Take a tokenizer, which is ours to change.
 
@@ -52,6 +54,7 @@ class TextTokenizer:
             name: file or name, for messages.
             special_tokens: add what its post-processor adds.
             counter: what `count` counts with.
+            end_token: the token that ends a text (EOS), where its settings name one.
         """
         tokenizer.no_truncation()
         tokenizer.no_padding()
@@ -64,11 +67,26 @@ class TextTokenizer:
             else None
         )
         self.sha256 = sha256
+        self.end_token = end_token
+
+    @property
+    def num_added(self) -> int:
+        """Special tokens that an empty text is given."""
+        return int(self._tokenizer.num_special_tokens_to_add(False)) if self._special_tokens else 0
 
     @property
     def vocab_size(self) -> int:
         """Number of ids, added tokens included; every id is smaller."""
         return int(self._tokenizer.get_vocab_size(with_added_tokens=True))
+
+    @property
+    def ends_texts(self) -> bool:
+        """Whether the tokenizer itself adds the end token to every text."""
+        if self.end_token is None or not self._special_tokens:
+            return False
+        end = self._tokenizer.token_to_id(self.end_token)
+        ids = self._tokenizer.encode("").ids
+        return bool(ids) and bool(ids[-1] == end)
 
     def count(self, texts: pa.Array) -> NDArray[np.int64]:
         """(rows,) number of tokens of each text, 0 for nulls.
@@ -166,7 +184,7 @@ def _strings(texts: pa.Array, rows: NDArray[np.int64]) -> list[str]:
     try:
         run = texts.slice(int(rows[0]), int(rows[-1] - rows[0]) + 1).to_pylist()
     except UnicodeDecodeError as error:
-        bad = next(int(row) for row in rows if not _is_unicode(texts[int(row)]))
+        bad = next(int(row) for row in rows if not is_unicode(texts[int(row)]))
         raise RowError(bad, f"the text is not UTF-8 ({error.reason}); correct it") from error
     return [text for text in run if text is not None]
 
@@ -182,7 +200,8 @@ def _text_bytes(texts: pa.Array) -> NDArray[np.integer]:
     return to_numpy(pc.binary_length(texts))
 
 
-def _is_unicode(text: pa.Scalar) -> bool:
+def is_unicode(text: pa.Scalar) -> bool:
+    """Whether a text is the UTF-8 that it says it is."""
     try:
         text.as_py()
     except UnicodeDecodeError:
@@ -213,7 +232,28 @@ def open_tokenizer(reference: str, *, special_tokens: bool, counter: Counter = "
             f"{file} is no tokenizer that tokenizers can read ({error}); save it again"
         ) from error
     sha256 = hashlib.sha256(content).hexdigest()
-    return TextTokenizer(tokenizer, sha256, name=file, special_tokens=special_tokens, counter=counter)
+    return TextTokenizer(
+        tokenizer,
+        sha256,
+        name=file,
+        special_tokens=special_tokens,
+        counter=counter,
+        end_token=_end_token_beside(file),
+    )
+
+
+def _end_token_beside(file: str) -> str | None:
+    """Return the EOS token that the settings beside a ``tokenizer.json`` name; it does not say so itself."""
+    for name in ("tokenizer_config.json", "special_tokens_map.json"):
+        try:
+            with open(os.path.join(os.path.dirname(file), name), "rb") as opened:
+                token = json.load(opened)["eos_token"]
+        except (OSError, ValueError, KeyError, TypeError, RecursionError):
+            continue
+        token = token.get("content") if isinstance(token, dict) else token
+        if isinstance(token, str) and token:
+            return token
+    return None
 
 
 def tokenizer_file(reference: str) -> str | None:
@@ -238,12 +278,20 @@ def tokenizer_file(reference: str) -> str | None:
 
 def _from_name(name: str, special_tokens: bool, counter: Counter) -> TextTokenizer:
     _import_tokenizers()
-    tokenizer = getattr(load_transformers_tokenizer(name), "backend_tokenizer", None)
+    loaded = load_transformers_tokenizer(name)
+    tokenizer = getattr(loaded, "backend_tokenizer", None)
     if tokenizer is None or not hasattr(tokenizer, "encode_batch_fast"):
         raise ConfigError(f"tokenizer {name!r} has no fast form; save a tokenizer.json and name that file")
     tokenizer = type(tokenizer).from_str(tokenizer.to_str())  # our own, so that others' settings stay theirs
     sha256 = hashlib.sha256(tokenizer.to_str().encode()).hexdigest()
-    return TextTokenizer(tokenizer, sha256, name=name, special_tokens=special_tokens, counter=counter)
+    return TextTokenizer(
+        tokenizer,
+        sha256,
+        name=name,
+        special_tokens=special_tokens,
+        counter=counter,
+        end_token=loaded.eos_token,
+    )
 
 
 def load_transformers_tokenizer(reference: str) -> Any:

@@ -6,6 +6,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from packer.errors import ColumnError
+from packer.wording import on_one_line
 
 _SHOWN = 10
 
@@ -97,7 +98,7 @@ def _leaves(schema: pa.Schema, prefix: str = "") -> list[str]:
 
 
 def _listed(schema: pa.Schema, column: str) -> str:
-    names = _leaves(schema)
+    names = list(map(on_one_line, _leaves(schema)))
     if not names:
         return "it has no columns at all"
     close = difflib.get_close_matches(column, names, n=1)

@@ -46,9 +46,13 @@ class IndexedPart(Part):
         self._data_bytes = self._data.size()
         self._dtype = _element_type(self._index, self._data, self._data_bytes, location)
         _check_bounds(self._index, self._dtype, self._data_bytes, location)
+        self._num_rows = len(self._index.sizes)
+        if not location.is_remote:
+            self.close()  # of thousands of pairs, those in use alone are mapped
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: self.__dict__[name] for name in ("location", "_data", "_data_bytes", "_dtype")}
+        kept = ("location", "_data", "_data_bytes", "_dtype", "_num_rows")
+        return {name: self.__dict__[name] for name in kept}
 
     @cached_property
     def _index(self) -> IndexFile:
@@ -70,7 +74,7 @@ class IndexedPart(Part):
     @property
     def num_rows(self) -> int:
         """Number of sequences."""
-        return len(self._index.sizes)
+        return self._num_rows
 
     def identity(self) -> dict[str, Any]:
         """Return the size of the ``.bin`` and the hash of the ``.idx``."""

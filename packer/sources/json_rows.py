@@ -1,6 +1,7 @@
 """JSON lines to record batches: pyarrow's parser, and a slow exact one that decides where pyarrow refuses."""
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -9,6 +10,8 @@ import pyarrow.compute as pc
 import pyarrow.json as pj
 
 from packer.errors import SourceError
+from packer.sources.part import OnError
+from packer.sources.skipped import mark_skipped
 
 _WHITESPACE = b" \t\r"
 _MAX_SHOWN = 60
@@ -24,7 +27,10 @@ class LineError(SourceError):
 
 
 def parse_lines(
-    lines: Sequence[bytes], paths: Mapping[str, Sequence[str]], types: Mapping[str, pa.DataType | None]
+    lines: Sequence[bytes],
+    paths: Mapping[str, Sequence[str]],
+    types: Mapping[str, pa.DataType | None],
+    on_error: OnError = "error",
 ) -> pa.RecordBatch:
     """Parse lines, none of them blank, into one batch with one flat column for each of ``paths``.
 
@@ -34,16 +40,44 @@ def parse_lines(
         lines: one JSON object each.
         paths: for each column the keys that lead to it.
         types: for each column its Arrow type; None for values of any shape, delivered as JSON text.
+        on_error: what becomes of a line that is no row; `skipped_rows` tells which were skipped.
 
     Raises:
         LineError: a line is no JSON object, or a value is not of its column's type.
     """
+    try:
+        return _parse(lines, paths, types, replace=on_error == "replace")
+    except LineError:
+        if on_error != "skip":
+            raise
+    wrong = [row for row, line in enumerate(lines) if not _is_row(line, paths, types)]
+    readable = list(lines)
+    for row in wrong:
+        readable[row] = b"{}"
+    return mark_skipped(_parse(readable, paths, types), wrong)
+
+
+def _is_row(line: bytes, paths: Mapping[str, Sequence[str]], types: Mapping[str, pa.DataType | None]) -> bool:
+    try:
+        _parse_slow([line], paths, types)
+    except LineError:
+        return False
+    return True
+
+
+def _parse(
+    lines: Sequence[bytes],
+    paths: Mapping[str, Sequence[str]],
+    types: Mapping[str, pa.DataType | None],
+    *,
+    replace: bool = False,
+) -> pa.RecordBatch:
     typed = all(data_type is not None for data_type in types.values())
     if typed and sum(map(len, lines)) >= _FAST_BYTES:
         batch = _parse_fast(lines, paths, types)
         if batch is not None:
             return batch
-    return _parse_slow(lines, paths, types)
+    return _parse_slow(lines, paths, types, replace=replace)
 
 
 def parse_object(line: bytes, row: int) -> dict[str, Any]:
@@ -63,6 +97,17 @@ def parse_object(line: bytes, row: int) -> dict[str, Any]:
             row, f"a JSON {_kind(content)} where JSON Lines have one object a line; convert the file"
         )
     return content
+
+
+def whole_file_problem(first_line: bytes) -> str | None:
+    """Return what to say of a file by its first line, if that begins a JSON text of many lines; else None."""
+    first_line = first_line.strip()
+    is_array = first_line.startswith(b"[")
+    if not (is_array or first_line.endswith((b"{", b"[", b","))):
+        return None
+    found = "an array" if is_array else "an object over several lines"
+    taken = "'.[]'" if is_array else "."
+    return f"{found} where JSON Lines have an object a line; convert it: jq -c {taken} FILE > FILE.jsonl"
 
 
 def _parse_fast(
@@ -109,13 +154,18 @@ def _fields(tree: Mapping[str, Any]) -> list[pa.Field]:
 
 
 def _parse_slow(
-    lines: Sequence[bytes], paths: Mapping[str, Sequence[str]], types: Mapping[str, pa.DataType | None]
+    lines: Sequence[bytes],
+    paths: Mapping[str, Sequence[str]],
+    types: Mapping[str, pa.DataType | None],
+    *,
+    replace: bool = False,
 ) -> pa.RecordBatch:
     values: dict[str, list[Any]] = {column: [] for column in paths}
     for row, line in enumerate(lines):
         content = parse_object(line, row)
         for column, path in paths.items():
-            values[column].append(_lookup(content, path, row))
+            value = _lookup(content, path, row)
+            values[column].append(with_replaced_surrogates(value) if replace else value)
     arrays = [_convert(column, values[column], types[column]) for column in paths]
     return pa.RecordBatch.from_arrays(arrays, names=list(paths))
 
@@ -139,7 +189,13 @@ def _convert(column: str, values: list[Any], data_type: pa.DataType | None) -> p
         for row, value in enumerate(values):
             try:
                 _array([value], data_type)
-            except (pa.ArrowException, OverflowError, UnicodeError):
+            except UnicodeError:
+                raise LineError(
+                    row,
+                    f"column {column!r} holds half of a surrogate pair, which is no character "
+                    f"({_shown(value)}); correct the line, or read on with --on-error skip or replace",
+                ) from error
+            except (pa.ArrowException, OverflowError):
                 asked = _ASKED.get(data_type, str(data_type))
                 raise LineError(
                     row,
@@ -147,6 +203,22 @@ def _convert(column: str, values: list[Any], data_type: pa.DataType | None) -> p
                     "or name another column",
                 ) from error
         raise SourceError(f"column {column!r} cannot be read as {data_type}: {error}") from error
+
+
+def with_replaced_surrogates(value: Any) -> Any:
+    """Return what JSON says with U+FFFD for every half of a character; Python has joined the whole ones."""
+    if isinstance(value, str):
+        return _UNPAIRED.sub("\N{REPLACEMENT CHARACTER}", value)
+    if isinstance(value, list):
+        return [with_replaced_surrogates(element) for element in value]
+    if isinstance(value, dict):
+        return {
+            with_replaced_surrogates(key): with_replaced_surrogates(below) for key, below in value.items()
+        }
+    return value
+
+
+_UNPAIRED = re.compile("[\ud800-\udfff]")
 
 
 def _array(values: list[Any], data_type: pa.DataType) -> pa.Array:
@@ -181,6 +253,8 @@ def _kind(value: Any) -> str:
 def _reason(error: Exception, line: bytes) -> str:
     if isinstance(error, RecursionError):
         return "nested too deeply"
+    if b"\0" in line:
+        return "NUL bytes, as a crash or a hole in a copy leaves them; cut them off or fetch it again"
     if b"\r" in line.strip(_WHITESPACE):
         return "bare carriage returns; convert the line ends"
     if isinstance(error, UnicodeDecodeError):

@@ -1,6 +1,7 @@
 """JSON Lines, plain or compressed (gzip, zstd): units are byte ranges; a line index gives rows at random."""
 
 from collections.abc import Iterator, Sequence
+from copy import copy
 from functools import cached_property
 from typing import Any
 
@@ -11,12 +12,20 @@ from numpy.typing import NDArray
 from packer.errors import SourceError
 from packer.sources.cache import BatchCache
 from packer.sources.columns import find_field, split_path
-from packer.sources.json_rows import LineError, parse_lines, parse_object
+from packer.sources.json_rows import (
+    LineError,
+    parse_lines,
+    parse_object,
+    whole_file_problem,
+    with_replaced_surrogates,
+)
 from packer.sources.line_index import BLOCK_BYTES, MAX_LINE_BYTES, LineIndex, spooled
 from packer.sources.location import Location, edge_hash, reading
-from packer.sources.part import Columns, Part, Unit
+from packer.sources.part import Columns, OnError, Part, Unit
 
 COMPRESSIONS = {b"\x1f\x8b": "gzip", b"\x28\xb5\x2f\xfd": "zstd"}
+"""By the first bytes. A zstd file may begin with a frame to skip: ``pzstd`` writes one before each."""
+COMPRESSIONS |= {bytes([first]) + b"\x2a\x4d\x18": "zstd" for first in range(0x50, 0x60)}
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _HEAD_ROWS = 1000
 _PACKED_LINE_BYTES = 64 << 20
@@ -38,21 +47,40 @@ class JsonLinesPart(Part):
         )
         if magic[:2] in (b"\xff\xfe", b"\xfe\xff"):
             raise SourceError(f"{location.path} is UTF-16; JSON Lines are UTF-8, convert the file")
+        self._on_error: OnError = "error"
+        self._is_empty = True
+        self._num_bytes_read = 0
         _ = self.schema  # finds a file that is no JSON Lines now, not in the middle of a run
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: self.__dict__[name] for name in ("location", "_num_bytes", "_compression", "schema")}
+        kept = ("location", "_num_bytes", "_compression", "_on_error", "_is_empty", "schema")
+        return {name: self.__dict__[name] for name in kept} | {"_num_bytes_read": 0}
+
+    def tolerating(self, on_error: OnError) -> "JsonLinesPart":
+        """Return the file as it is to be read."""
+        if on_error == self._on_error:
+            return self
+        other = copy(self)
+        other.__dict__ |= self.__dict__ | {"_on_error": on_error}  # with the index, which may be costly
+        return other
 
     @cached_property
     def schema(self) -> pa.Schema:
         """The keys of the first rows; their types are told by reading only, so all are null here."""
         keys: dict[str, Any] = {}
+        wrong: list[LineError] = []
         for lines in self._rows_between(0, self._num_bytes):
-            for row, line in enumerate(lines[:_HEAD_ROWS]):
+            self._is_empty = False
+            head = lines[:_HEAD_ROWS]
+            for row, line in enumerate(head):
                 try:
                     _merge_keys(keys, parse_object(line, row))
                 except LineError as error:
-                    raise SourceError(f"{self.location.path}, row {row}: {error}") from error
+                    wrong.append(error)
+            # One wrong line among others is found when it is read.
+            if len(wrong) == len(head) or head[0].strip() in (b"[", b"{"):
+                problem = whole_file_problem(head[0]) or wrong[0]
+                raise SourceError(f"{self.location.path}, row 0: {problem}") from wrong[0]
             break
         return pa.schema(_key_fields(keys))
 
@@ -66,7 +94,7 @@ class JsonLinesPart(Part):
         """Number of rows, if they were counted already, or none at all."""
         if "_index" in self.__dict__:
             return len(self._index)
-        return None if len(self.schema) else 0
+        return 0 if self._is_empty else None
 
     def identity(self) -> dict[str, Any]:
         """Return size and hash of the first and last MiB, as stored."""
@@ -89,11 +117,13 @@ class JsonLinesPart(Part):
 
     def read(self, unit: Unit, columns: Columns) -> Iterator[pa.RecordBatch]:
         """Parse the unit's lines block by block, only the columns asked for."""
+        if self._is_empty:
+            return
         paths = self._paths(columns)
         num_rows = 0
         for lines in self._rows_between(unit.start, unit.stop):
             try:
-                yield parse_lines(lines, paths, columns)
+                yield parse_lines(lines, paths, columns, self._on_error)
             except LineError as error:
                 raise SourceError(
                     f"{self.location.path}, {self.place(unit, num_rows + error.row)}: {error}"
@@ -104,10 +134,14 @@ class JsonLinesPart(Part):
         """Read and parse single lines, found through the index."""
         lines = [self._line(row) for row in rows.tolist()]
         try:
-            batch = parse_lines(lines, self._paths(columns), columns)
+            batch = parse_lines(lines, self._paths(columns), columns, self._on_error)
         except LineError as error:
             raise SourceError(f"{self.location.path}, row {rows[error.row]}: {error}") from error
         return [batch.slice(row, 1) for row in range(len(lines))]
+
+    def share_read(self, unit: Unit, num_rows: int) -> float:
+        """Return how many of the file's bytes are read; a plain file has units too small to ask."""
+        return self._num_bytes_read / max(self._num_bytes, 1) if self._compression else 0.0
 
     def place(self, unit: Unit, row: int) -> str:
         """Name the row; the rows before the unit are counted for it."""
@@ -196,6 +230,7 @@ class JsonLinesPart(Part):
                 while True:
                     with reading(self.location):
                         block = stream.read(BLOCK_BYTES)
+                        self._num_bytes_read = file.tell()
                     if not block:
                         return
                     yield block
@@ -241,5 +276,7 @@ def _merge_keys(keys: dict[str, Any], content: dict[str, Any]) -> None:
 
 def _key_fields(keys: dict[str, Any]) -> list[pa.Field]:
     return [
-        pa.field(key, pa.struct(_key_fields(below)) if below else pa.null()) for key, below in keys.items()
+        pa.field(key, pa.struct(_key_fields(below)) if below else pa.null())
+        for key, below in keys.items()
+        if with_replaced_surrogates(key) == key  # JSON can write a key that no column can be named by
     ]

@@ -7,6 +7,7 @@ from typing import Any, BinaryIO
 import numpy as np
 from numpy.typing import NDArray
 
+from packer.arrays import mapped_bytes
 from packer.errors import SourceError
 
 BLOCK_BYTES = 4 << 20
@@ -58,12 +59,13 @@ def spooled(
 def _mapped(file: BinaryIO, dtype: np.dtype[Any]) -> NDArray[Any]:
     file.flush()
     size = file.tell()
-    if (
-        size <= _HELD_BYTES
-    ):  # a map needs a file descriptor, of which thousands of small files would need too many
+    if size <= _HELD_BYTES:  # thousands of small files would need too many maps
         file.seek(0)
         return np.frombuffer(file.read(), dtype)
-    return np.memmap(file, dtype, "r", shape=size // dtype.itemsize)
+    try:
+        return mapped_bytes(f"/dev/fd/{file.fileno()}").view(dtype)
+    except OSError:  # where there is no such folder, the map keeps a descriptor
+        return np.memmap(file, dtype, "r", shape=size // dtype.itemsize)
 
 
 def _line_bounds(

@@ -1,9 +1,11 @@
 """Where a file lives: on this machine or, as ``protocol://path``, wherever fsspec reaches."""
 
+import errno
 import glob
 import hashlib
 import os
 import re
+import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -12,6 +14,7 @@ from typing import Any, BinaryIO, cast
 import pyarrow as pa
 
 from packer.errors import MissingExtraError, PackerError, SourceError
+from packer.wording import TOO_MANY_FILES
 
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+(::[A-Za-z][A-Za-z0-9+.-]+)*://")  # one letter would be a drive
 
@@ -32,6 +35,10 @@ class Location:
         """The last component of the path."""
         return self.path.rstrip("/").rsplit("/", 1)[-1]
 
+    def folder(self) -> "Location":
+        """Return the folder that this file is in."""
+        return Location(self.path.rsplit("/", 1)[0])
+
     def joined(self, relative: str) -> "Location":
         """Return a file inside this folder; a name that leads out of the folder is refused."""
         parts = relative.replace("\\", "/").split("/")
@@ -45,17 +52,19 @@ class Location:
 
     def is_file(self) -> bool:
         """Whether there is such a file."""
-        if self.is_remote:
-            fs, path = self._remote()
-            return bool(fs.isfile(path))
-        return os.path.isfile(self.path)
+        with reading(self):
+            if self.is_remote:
+                fs, path = self._remote()
+                return bool(fs.isfile(path))
+            return os.path.isfile(self.path)
 
     def is_dir(self) -> bool:
         """Whether there is such a folder."""
-        if self.is_remote:
-            fs, path = self._remote()
-            return bool(fs.isdir(path))
-        return os.path.isdir(self.path)
+        with reading(self):
+            if self.is_remote:
+                fs, path = self._remote()
+                return bool(fs.isdir(path))
+            return os.path.isdir(self.path)
 
     def size(self) -> int:
         """Return the number of bytes."""
@@ -194,12 +203,32 @@ def reading(
     except MemoryError as error:
         raise SourceError(f"{place}: needs more memory than there is; {cure}") from error
     except Exception as error:
+        if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE):
+            raise SourceError(f"{place}: {TOO_MANY_FILES}") from error
         # A file system of fsspec raises what its client raises; here, only what damaged data cause is meant.
         if not (location.is_remote or isinstance(error, _DATA_ERRORS)):
             raise
+        if location.is_remote and _is_unreachable(error):
+            raise SourceError(
+                f"{place}: cannot be reached ({_first_line(error)}); check the network, or name a copy on "
+                "this machine"
+            ) from error
         raise SourceError(f"{place}: cannot be read ({_first_line(error)}); {cure}") from error
 
 
+def _is_unreachable(error: BaseException) -> bool:
+    """Whether a client of fsspec has not come as far as the data: each has a class of its own for that."""
+    causes = [error]
+    while (cause := causes[-1].__cause__ or causes[-1].__context__) and cause not in causes:
+        causes.append(cause)
+    return any(
+        isinstance(cause, ConnectionError | TimeoutError | socket.gaierror)
+        or _CONNECTION.search(type(cause).__name__) is not None
+        for cause in causes
+    )
+
+
+_CONNECTION = re.compile(r"Connect|Timeout|Offline")
 _DATA_ERRORS = (OSError, EOFError, pa.ArrowException, ValueError, OverflowError, RecursionError)
 
 

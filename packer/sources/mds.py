@@ -30,6 +30,7 @@ _SCALARS = {
 }
 _SCALARS |= {"int": pa.int64(), "int64": pa.int64()}
 _TEXTS = ("str", "json")
+_BYTES = "bytes"
 _ARRAY_DTYPES = {
     8: "uint8", 9: "int8", 16: "uint16", 17: "int16", 18: "float16", 32: "uint32", 33: "int32", 34: "float32",
     64: "uint64", 65: "int64", 66: "float64",
@@ -217,6 +218,8 @@ def _arrow_type(encoding: str) -> pa.DataType | None:
     name, _, detail = encoding.partition(":")
     if name in _TEXTS:
         return pa.string()
+    if name == _BYTES:
+        return pa.binary()
     if name == "ndarray":
         dtype = detail.partition(":")[0]
         if dtype and dtype not in _ARRAY_DTYPES.values():
@@ -226,8 +229,8 @@ def _arrow_type(encoding: str) -> pa.DataType | None:
 
 
 def _to_arrow(values: list[memoryview], encoding: str) -> pa.Array:
-    if encoding in _TEXTS:
-        return pa.array([bytes(value) for value in values], pa.binary()).cast(pa.string())
+    if encoding in _TEXTS or encoding == _BYTES:
+        return pa.array([bytes(value) for value in values], pa.binary()).cast(_arrow_type(encoding))
     if encoding in _SCALARS:
         flat = np.frombuffer(b"".join(values), _SCALARS[encoding].to_pandas_dtype())
         return pa.array(flat)

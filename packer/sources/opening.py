@@ -11,7 +11,8 @@ from packer.sources.indexed import IndexedPart
 from packer.sources.ipc_messages import FILE_MAGIC
 from packer.sources.jsonl import COMPRESSIONS, JsonLinesPart
 from packer.sources.location import Location, from_user, natural_key
-from packer.sources.mds import mds_shards
+from packer.sources.mds import INDEX_NAME, mds_shards
+from packer.sources.outputs import is_output, refuse_output, without_outputs
 from packer.sources.parquet import ParquetPart
 from packer.sources.part import Part
 from packer.sources.source import Source
@@ -27,6 +28,14 @@ _DATA_SUFFIXES = {
 _JSON_SUFFIXES = (*_DATA_SUFFIXES["jsonl"], ".json", ".json.gz", ".json.zst")
 _STREAM_HEAD = b"\xff\xff\xff\xff"
 _INDEX_HEAD = b"MMIDIDX"
+_OTHER_COMPRESSIONS = {
+    b"BZh": "bzip2",
+    b"\xfd7zXZ\0": "xz",
+    b"PK\x03\x04": "zip",
+    b"\x04\x22\x4d\x18": "lz4",
+    b"7z\xbc\xaf\x27\x1c": "7-Zip",
+}
+_LFS_POINTER = b"version https://git-lfs"
 
 
 def open_source(paths: PathLike | Sequence[PathLike]) -> Source:
@@ -59,9 +68,10 @@ def _open_path(location: Location) -> list[Part]:
         return [IndexedPart(prefixed)]
     is_pattern = any(sign in location.path for sign in "*?[")
     matches = location.expanded() if is_pattern else []
+    matches = without_outputs(matches, location)
     if not matches:
-        missing = "the pattern matches nothing" if is_pattern else "no such file or directory"
-        raise SourceError(f"{location.path}: {missing}; check the path")
+        problem = "the pattern matches no data" if is_pattern else "no such file or directory"
+        raise SourceError(f"{location.path}: {problem}; check the path")
     named = {match.path.rstrip("/") for match in matches}
     folders = {path.rsplit("/", 1)[0] for path in named}
     return [
@@ -69,6 +79,7 @@ def _open_path(location: Location) -> list[Part]:
         for match in sorted(matches, key=lambda match: natural_key(match.path))
         if match.path.rstrip("/") not in folders  # its files are matches themselves
         and not (match.name.endswith(".bin") and match.sibling(".idx").path in named)  # one pair, one part
+        and not (match.is_dir() and is_output(match))
         for part in _open_path(match)
     ]
 
@@ -80,18 +91,24 @@ def _open_folder(folder: Location) -> list[Part]:
     shards = mds_shards(folder)
     if shards is not None:
         return list(shards)
-    files = sorted(
-        (file for file in folder.walk() if _format_by_name(file)), key=lambda file: natural_key(file.path)
-    )
+    refuse_output(folder)
+    found = without_outputs(list(folder.walk()), folder)
+    files = sorted((file for file in found if _format_by_name(file)), key=lambda file: natural_key(file.path))
     if not files:
+        nested = sorted(
+            (file for file in found if file.name == INDEX_NAME), key=lambda file: natural_key(file.path)
+        )
+        shards = [shard for index in nested for shard in mds_shards(index.folder()) or []]
+        if shards:
+            return list(shards)
         raise SourceError(
             f"{folder.path} is a folder without data files (Parquet, Arrow, JSON Lines, .bin/.idx, MDS); "
             "name another, or name files of other suffixes by a pattern"
         )
     formats = Counter(_format_by_name(file) for file in files)
     if len(formats) > 1:
-        found = ", ".join(f"{count} {name}" for name, count in formats.items())
-        raise SourceError(f"{folder.path} holds files of several formats ({found}); name some by a pattern")
+        counts = ", ".join(f"{count} {name}" for name, count in formats.items())
+        raise SourceError(f"{folder.path} holds files of several formats ({counts}); name some by a pattern")
     refuse_mixed_cache(folder, files)
     return [_open_file(file) for file in files]
 
@@ -113,8 +130,14 @@ def _open_file(location: Location) -> Part:
         return IndexedPart(location)
     if location.name.endswith(".bin") and location.sibling(".idx").is_file():
         return IndexedPart(location.sibling(".idx"))
-    if head.startswith(tuple(COMPRESSIONS)) or location.name.lower().endswith(_JSON_SUFFIXES):
+    _refuse_stand_ins(head, location)
+    if location.name.lower().endswith(_JSON_SUFFIXES):
         return JsonLinesPart(location)
+    if head.startswith(tuple(COMPRESSIONS)):
+        try:
+            return JsonLinesPart(location)
+        except SourceError as error:  # a name that promises nothing else
+            raise SourceError(f"{error}. Of compressed files, packer reads JSON Lines; {_CURE}") from error
     by_name = _format_by_name(location)
     if by_name == "arrow" and head:
         return ArrowPart(location)  # a stream from before Arrow 0.15 begins with a size
@@ -123,6 +146,26 @@ def _open_file(location: Location) -> Part:
     if head.lstrip(b"\xef\xbb\xbf \t\r\n").startswith(b"{"):
         return JsonLinesPart(location)
     raise SourceError(
-        f"{location.path} is of no format that packer reads; name a Parquet, Arrow IPC or JSON Lines file, "
-        "or a .bin/.idx pair"
+        f"{location.path} is of no format that packer reads (Parquet, Arrow IPC, JSON Lines, .bin/.idx, "
+        f"MDS); {_CURE}"
     )
+
+
+_CURE = (
+    "convert it, measure it as it is with packer.analyze_dataset, or write its lengths into a file of these "
+    "formats and name them with --length-column"
+)
+
+
+def _refuse_stand_ins(head: bytes, location: Location) -> None:
+    """Refuse what stands where data should be, by its first bytes: the name says nothing of it."""
+    packed = next((name for magic, name in _OTHER_COMPRESSIONS.items() if head.startswith(magic)), None)
+    if packed is not None:
+        raise SourceError(
+            f"{location.path} is packed by {packed}, which packer does not read; unpack it, or pack it with "
+            "gzip or zstd"
+        )
+    if head.startswith(_LFS_POINTER):
+        raise SourceError(
+            f"{location.path} is the pointer of Git LFS to the file, not the file itself; run `git lfs pull`"
+        )

@@ -3,7 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -14,6 +14,10 @@ from packer.sources.location import Location
 
 Columns: TypeAlias = Mapping[str, pa.DataType | None]
 """Columns to read, by dotted path, each with the type to read it as where the format has no types (JSON)."""
+
+OnError: TypeAlias = Literal["error", "skip", "replace"]
+"""What becomes of a row that cannot be read: it ends the reading, keeps its place as a row of nulls, or has
+the unpaired surrogates of its texts replaced, which JSON can write and no text can hold."""
 
 UNIT_BYTES = 16 << 20
 BATCH_BYTES = 16 << 20
@@ -46,6 +50,10 @@ class Part(ABC):
 
     def __init__(self, location: Location) -> None:
         self.location = location
+
+    def tolerating(self, on_error: OnError) -> "Part":
+        """Return the file as it is to be read; of most formats, every row can be."""
+        return self
 
     @property
     @abstractmethod
@@ -83,6 +91,10 @@ class Part(ABC):
             columns: what to read.
             cache: where batches that are costly to make are kept, shared by all files of a source.
         """
+
+    def share_read(self, unit: Unit, num_rows: int) -> float:
+        """Return about how much of a unit is read, 0 to 1, once ``num_rows`` of its rows are."""
+        return num_rows / unit.num_rows if unit.num_rows else 0.0
 
     def place(self, unit: Unit, row: int) -> str:
         """Say where row ``row`` of a unit is, for an error message."""

@@ -11,7 +11,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from packer.sources.cache import BatchCache
 from packer.sources.columns import find_field
-from packer.sources.part import UNIT_BYTES, Columns, Part, Unit
+from packer.sources.part import UNIT_BYTES, Columns, OnError, Part, Unit
 
 MAX_OPEN_FILES = 128
 
@@ -26,6 +26,10 @@ class Source:
         self.parts = tuple(parts)
         self._cache = BatchCache()
         self._used: OrderedDict[int, None] = OrderedDict()
+
+    def tolerating(self, on_error: OnError) -> "Source":
+        """Return the same rows; of those that cannot be read, ``on_error`` says what becomes."""
+        return Source([part.tolerating(on_error) for part in self.parts])
 
     @property
     def files(self) -> list[str]:
@@ -48,7 +52,8 @@ class Source:
         Raises:
             ColumnError: a file has no such column; the message lists the ones it has.
         """
-        fields = [find_field(part.schema, column, owner=part.location.path) for part in self.parts]
+        filled = [part for part in self.parts if part.known_num_rows != 0]
+        fields = [find_field(part.schema, column, owner=part.location.path) for part in filled]
         return next((field for field in fields if not pa.types.is_null(field.type)), fields[0])
 
     def identity(self) -> list[dict[str, Any]]:
@@ -77,6 +82,10 @@ class Source:
             SourceError: the file is damaged; the message names it and the place in it.
         """
         yield from self._opened(unit.part).read(unit, columns)
+
+    def share_read(self, unit: Unit, num_rows: int) -> float:
+        """Return about how much of a unit is read, 0 to 1, once ``num_rows`` of its rows are."""
+        return self.parts[unit.part].share_read(unit, num_rows)
 
     def place(self, unit: Unit, row: int) -> str:
         """Say which file, and where in it, row ``row`` of a unit is."""

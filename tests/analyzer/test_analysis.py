@@ -3,6 +3,7 @@
 import gzip
 import json
 import os
+import random
 import signal
 import subprocess
 import sys
@@ -207,6 +208,28 @@ def test_equal_loss_tokens_are_no_reason_to_warn(tmp_path):
     pq.write_table(table, tmp_path / "x.parquet")
     columns = {"tokens_column": "input_ids", "labels_column": "labels"}
     assert not packer.analyze(tmp_path / "x.parquet", out=tmp_path / "m", **columns).warnings
+
+
+def test_progress_within_one_row_group_and_one_compressed_file(tmp_path, monkeypatch):
+    monkeypatch.setattr("packer.analyzer.progress._SECONDS_BETWEEN_LOOKS", 0)
+    monkeypatch.setattr("packer.sources.parquet.BATCH_ROWS", 100)
+    monkeypatch.setattr("packer.sources.jsonl.BLOCK_BYTES", 1000)
+    lists = [[1] * (n % 7) for n in range(1000)]
+    text = random.Random(0).randbytes(500_000).hex()  # hardly packs
+    rows = [{"input_ids": ids, "text": text[n * 1000 : n * 1000 + 1000]} for n, ids in enumerate(lists)]
+    sources = [
+        write_lists(tmp_path / "one.parquet", lists, group=1000),
+        write_jsonl(tmp_path / "one.jsonl.gz", rows),
+    ]
+    for source in sources:
+        seen = []
+        packer.analyze(source, out=tmp_path / source.stem, tokens_column="input_ids", progress=seen.append)
+        shares = [progress.fraction for progress in seen]
+        assert shares == sorted(shares)
+        assert sum(0.05 < share < 0.95 for share in shares) > 3
+        assert [progress.num_rows for progress in seen] == sorted(progress.num_rows for progress in seen)
+        assert (seen[-1].fraction, seen[-1].num_rows) == (1, 1000)
+        assert seen[-1].num_tokens == sum(map(len, lists))
 
 
 def test_progress_counts_to_the_end(tmp_path, lists):

@@ -1,11 +1,13 @@
 """``packer inspect``, ``packer compare`` and ``packer export`` as a user types them."""
 
 import json
+import re
 
 import pytest
 from click.testing import CliRunner
 
 from cli.main import cli
+from packer.planner import PlanConfig, make_plan
 from tests import plans
 
 
@@ -91,6 +93,16 @@ class TestCompare:
         assert found["options"]["max_tokens"] == [20, 64]
         assert found["effects"]["steps"] == {"left": 4, "right": 2, "change": -0.5}
         assert not found["same_content"]
+
+    def test_a_choice_of_samples_is_a_number_and_no_blob(self, tmp_path):
+        metrics = plans.write_metric(tmp_path / "metrics", "seqlen", [5] * 9)
+        for name, ids in (("one", [1, 2, 3]), ("two", [4, 5, 6])):
+            config = PlanConfig(max_tokens=10, sample_ids=ids)
+            make_plan(metrics, config, out=tmp_path / name)
+        shown = run("compare", tmp_path / "one", tmp_path / "two").stdout
+        (line,) = [line for line in shown.splitlines() if "sample_ids" in line]
+        left, right = re.fullmatch(r"sample_ids +3 \((\w{8})\) +3 \((\w{8})\) *", line).groups()
+        assert left != right
 
 
 class TestExport:

@@ -112,3 +112,20 @@ def test_a_file_that_may_not_be_read(folder, command):
     assert not list((folder / "place").iterdir())
     path.chmod(0o644)
     assert as_nobody(folder, *arguments) == (0, "")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("command", ["analyze", "plan"])
+def test_a_folder_that_may_not_be_entered(folder, command):
+    (folder / "place").chmod(0o777)
+    path = folder / {"analyze": "data", "plan": "metrics"}[command]
+    path.mkdir(exist_ok=True)
+    path.chmod(0o700)
+    arguments = ["analyze", "data", "--tokens-column", "ids"] if command == "analyze" else COMMANDS[command]
+    if command == "analyze":
+        (folder / "data.parquet").rename(path / "x.parquet")
+    code, errors = as_nobody(folder, *arguments, "--out", "place/out")
+    assert (code, errors.count("\n")) == (1, 1)
+    assert errors.startswith(f"Error: {path.name}")
+    assert "permission denied" in errors
+    assert not list((folder / "place").iterdir())

@@ -13,7 +13,7 @@ from tests import invariants, plans
 
 SEQLENS = [int(n) for n in np.random.default_rng(0).integers(1, 60, 500)]
 
-# DESIGN's list of options.
+# What scripts rely on.
 OPTIONS = """
     --max-tokens --layout --count --order --seed --epochs --packing --window --dp-size --grad-accum
     --accum-multiple --same-num-samples --same-seqlen --pipeline --min-samples --max-samples --sp-size

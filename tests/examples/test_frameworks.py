@@ -1,6 +1,7 @@
 """The examples for frameworks run as they stand, each on two processes."""
 
 import re
+import shutil
 from pathlib import Path
 
 import pytest
@@ -46,6 +47,21 @@ def test_trainer(prepared, tmp_path):
     assert_learns(run(*script, "--plan", prepared / "padded", "--steps", 6), 6)
     resumed = run(*script, "--plan", prepared / "padded", "--steps", 8, "--resume")
     assert len(re.findall("'learning_rate'", resumed)) == 2
+
+
+def test_fine_tuning(tmp_path):
+    script = (EXAMPLES / "sft.py",)
+    prepared = run(*script, "prepare", "--out", tmp_path, "--max-tokens", 1024)
+    assert "loss on 107,114 of 172,979 tokens (assistant)" in prepared
+    train = (*script, "train", "--out", tmp_path, "--steps", 4, "--every", 2)
+    output = run(*train)
+    assert "loss on the assistant)" in output
+    assert_learns(output, 4)
+    assert len(set(re.findall(r"'eval_loss': '?(\d+\.\d+)", output))) >= 2
+    shutil.rmtree(tmp_path / "checkpoints" / "checkpoint-4")
+    resumed = run(*train, "--resume")
+    of_steps = re.compile(r"'loss': '?[\d.]+'?, 'grad_norm': '?[\d.e-]+")
+    assert of_steps.findall(resumed) == of_steps.findall(output)[2:]
 
 
 def test_trainer_with_ulysses_from_a_configuration_file(prepared, tmp_path):

@@ -7,6 +7,7 @@ import argparse
 import faulthandler
 import json
 import resource
+import signal
 import subprocess
 import sys
 import tempfile
@@ -19,8 +20,10 @@ from typing import Protocol
 from packer.errors import PackerError
 
 PER_CHILD = 500
-SECONDS = 20
-"""Of one input; longer is a hang."""
+PROCESSOR_SECONDS = 20
+"""Of one input, all threads together; longer is a loop that does not end, however busy the machine is."""
+SECONDS = 600
+"""Of one input on the clock; longer is a wait that does not end."""
 BYTES = 3 << 27
 """By which one input may let the process grow: verification looks at 16 million pieces at a time, 256 MiB,
 whatever a plan says of itself; the files are of some kilobytes."""
@@ -95,6 +98,7 @@ def fuzz(module: str, subject: str, inputs: int, seed: int) -> tuple[list[str], 
 
 def _run_child(name: str, subject: Subject, inputs: range) -> None:
     faulthandler.enable()
+    faulthandler.register(signal.SIGPROF, chain=True)  # the traceback, and then the end
     memory = Path("/dev/shm")  # no time is lost to a disk
     with tempfile.TemporaryDirectory(dir=memory if memory.is_dir() else None) as place:
         subject.prepare(Path(place))
@@ -102,10 +106,12 @@ def _run_child(name: str, subject: Subject, inputs: range) -> None:
         limit = resource.getrlimit(resource.RLIMIT_AS)[1]
         resource.setrlimit(resource.RLIMIT_AS, (ADDRESSES, limit))
         for number in inputs:
-            # A thread outside the interpreter, which also ends a loop in a library.
+            # A signal that ends the process, and a thread outside the interpreter: both end a library, too.
+            signal.setitimer(signal.ITIMER_PROF, PROCESSOR_SECONDS)
             faulthandler.dump_traceback_later(SECONDS, exit=True)
             outcome = _attempt(subject, Random(f"{name} {number}"), Path(place))
             faulthandler.cancel_dump_traceback_later()
+            signal.setitimer(signal.ITIMER_PROF, 0)
             print(json.dumps({"input": number} | outcome), flush=True)  # noqa: T201
 
 

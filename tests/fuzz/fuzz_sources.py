@@ -29,7 +29,7 @@ TEMPLATE = (
     "{% for m in messages %}{% if m.role == 'assistant' %}{% generation %}{{ m.content }}{% endgeneration %}"
     "{% else %}{{ m.content }}{% endif %}{{ ' w9 ' }}{% endfor %}"
 )
-COLUMNS = {"length": "n", "text": "text", "messages": "chat"}
+COLUMNS = {"length": "n", "text": "text", "prompt": "text", "template": "text", "messages": "chat"}
 """Where a length comes from that is no list's."""
 
 
@@ -99,6 +99,12 @@ def measured(path: Path, kind: str, place: Path, random: Random) -> dict[str, li
         "labels": {"tokens_column": "ids", "labels_column": "labels"},
         "length": {"length_column": "n"},
         "text": {"text_column": "text", "tokenizer": place / "tokenizer.json"},
+        "prompt": {
+            "prompt_column": "text",
+            "completion_column": "text",
+            "tokenizer": place / "tokenizer.json",
+        },
+        "template": {"text_template": "w1 {text}\n{text}", "tokenizer": place / "tokenizer.json"},
         "messages": {"messages_column": "chat", "tokenizer": place},
         "indexed": {},
     }
@@ -130,6 +136,18 @@ def expected(layout: Format, path: Path, kind: str, place: Path) -> dict[str, li
         tokenizer = text_tokenizer(place)
         ids = [[] if value is None else tokenizer.encode(value).ids for value in values]
         return {"seqlen": [len(row) for row in ids], "ids": ids}
+    if kind == "template":
+        tokenizer = text_tokenizer(place)
+        joined = [value and f"w1 {value}\n{value}" for value in values]
+        ids = [[] if text is None else tokenizer.encode(text).ids for text in joined]
+        return {"seqlen": [len(row) for row in ids], "ids": ids}
+    if kind == "prompt":
+        ids, masks = zip(*(completed(value, place) for value in values), strict=True)
+        return {
+            "seqlen": [len(row) for row in ids],
+            "loss_tokens": [sum(mask[1:]) for mask in masks],
+            "ids": list(ids),
+        }
     if kind == "messages":
         ids, masks = zip(*(rendered(chat, place) for chat in values), strict=True)
         return {
@@ -171,6 +189,18 @@ def chat_tokenizer(folder: Path) -> Any:
     return AutoTokenizer.from_pretrained(folder)
 
 
+def completed(text: str | None, folder: Path) -> tuple[list[int], list[int]]:
+    """Return the ids of a text that is prompt and completion, and which of them are behind the prompt's."""
+    if text is None:
+        return [], []
+    tokenizer = text_tokenizer(folder)
+    prompt, whole = tokenizer.encode(text).ids, tokenizer.encode(text + text).ids
+    edge = next(
+        (at for at, (one, other) in enumerate(zip(prompt, whole, strict=False)) if one != other), len(prompt)
+    )
+    return whole, [int(at >= edge) for at in range(len(whole))]
+
+
 def rendered(chat: list[dict[str, Any]] | None, folder: Path) -> tuple[list[int], list[int]]:
     """Return the ids of one chat, and which of them the assistant wrote."""
     if not chat:
@@ -185,10 +215,13 @@ def rendered(chat: list[dict[str, Any]] | None, folder: Path) -> tuple[list[int]
     return encoded["input_ids"], encoded["assistant_masks"]
 
 
-SUBJECTS = {
-    name: SourceFile(layout, tuple(kind for kind in layout.kinds if kind != "messages"))
-    for name, layout in FORMATS.items()
-} | {
+def _without_messages(kinds: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the kinds that need no chat template, those that texts are joined for among them."""
+    joined = ("prompt", "template") if "text" in kinds else ()
+    return (*(kind for kind in kinds if kind != "messages"), *joined)
+
+
+SUBJECTS = {name: SourceFile(layout, _without_messages(layout.kinds)) for name, layout in FORMATS.items()} | {
     f"{name} of chats": SourceFile(layout, ("messages",))
     for name, layout in FORMATS.items()
     if "messages" in layout.kinds

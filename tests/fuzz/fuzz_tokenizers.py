@@ -78,7 +78,7 @@ class ChatTokenizerFolder:
         open_chat_tokenizer.cache_clear()
         with naming(place / "bad"):
             tokenizer = open_chat_tokenizer(str(place / "bad"))
-        ids, counts, mask = tokenizer.encode(pa.array(CHATS))
+        ids, counts, mask = tokenizer.encode(pa.array(CHATS), masks=random.choice((None, True, False)))
         if counts.sum() != len(ids) or counts[1] or (mask is not None and len(mask) != len(ids)):
             raise WrongOutcomeError(f"{counts} of {ids}, {mask}")
         return "read"

@@ -93,3 +93,14 @@ def test_huge_windows_and_tokens_do_not_overflow():
     hist = np.random.default_rng(0).integers(2**40, 2**42, (4096, 2))
     order = dealt(hist, 1024, [0, 4096], [2**61, 2**61 - 1])
     assert squares(hist, order, 1024) < 1e-2 * squares(hist, np.arange(4096), 1024)
+
+
+@given(st.integers(0, 5000), st.integers(1, 40))
+def test_windows_hold_whole_steps_and_enough_of_them(num_microbatches, step_size):
+    edges = kernels.window_edges(num_microbatches, step_size)
+    steps = np.diff(edges) // step_size
+    assert edges[0] == 0
+    assert edges[-1] == num_microbatches
+    assert (edges[:-1] % step_size == 0).all()
+    assert steps.sum() == num_microbatches // step_size
+    assert len(steps) == 1 or (steps.min() >= kernels.MIN_STEPS and steps.max() < 2 * kernels.MIN_STEPS)

@@ -34,7 +34,7 @@ def problems(draw):
 
 
 @given(problems(), st.integers(1, 12), st.sampled_from([0, 0, 3]), st.booleans())
-def test_rows_equal_those_of_the_naive_twin(problem, pool, keep, with_table):
+def test_rows_equal_those_of_the_naive_twin(problem, pool, keep, by_rank):
     lengths, owners, bounds = problem
     entries = [(length, sample) for sample, length in enumerate(lengths)]
     rows, left = naive.mixed(
@@ -49,15 +49,14 @@ def test_rows_equal_those_of_the_naive_twin(problem, pool, keep, with_table):
     )
     packed = np.array([length << 32 | sample for length, sample in entries], np.int64)
     classes = np.unique(lengths)[::-1].astype(np.int64).copy()
-    table = np.array([np.count_nonzero(classes > n) for n in range(max(lengths) + 1)], np.int32)
     starts, sizes = np.empty((2, len(packed)), np.int64)
     leftovers = np.empty(1, np.int64)
     num_rows = kernels.fill_rows(
         packed,
         np.array([0, len(packed)]),
-        classes,
-        table if with_table else table[:0],
-        bitmap_levels(len(classes)),
+        classes if by_rank else classes[:0],
+        max(lengths),
+        bitmap_levels(len(classes) if by_rank else max(lengths)),
         np.array(owners, np.int32),
         6 if owners else 0,
         int(bounds.budgets[0]),

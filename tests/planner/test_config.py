@@ -63,7 +63,7 @@ def test_default_packing_follows_order_and_layout():
 
 
 def test_config_is_frozen_and_comparable():
-    config = PlanConfig(max_tokens=np.int64(9), sample_ids=np.array([3, 1, 3]))
+    config = PlanConfig(max_tokens=np.int64(9), sample_ids=np.array([3, 1]))
     assert config == PlanConfig(max_tokens=9, sample_ids=[1, 3])
     assert config.sample_ids.tolist() == [1, 3]
     with pytest.raises(AttributeError):
@@ -87,3 +87,20 @@ def test_further_metrics():
     curriculum = {"metric": "rarity", "schedule_type": "fixed_discrete", "difficulty": [3]}
     config = PlanConfig(max_tokens={"seqlen": 5, "target": 7}, curriculum=curriculum)
     assert config.further_metrics == {"target", "rarity"}
+
+
+def test_step_tokens_and_grad_accum_exclude_each_other():
+    with pytest.raises(ConfigError, match="give one of them"):
+        PlanConfig(max_tokens=9, step_tokens=100, grad_accum=2)
+    with pytest.raises(ConfigError, match="names sample 3 twice"):
+        PlanConfig(max_tokens=9, sample_ids=[3, 1, 3])
+
+
+def test_from_json_gives_the_configuration_back():
+    for options in ({}, {"step_tokens": 500}, {"grad_accum": 3, "layout": "packed", "too_long": "split"}):
+        config = PlanConfig(max_tokens=9, **options)
+        if config.grad_accum is None:
+            config = config.with_grad_accum(4)
+        again = PlanConfig.from_json(json.loads(json.dumps(config.to_json())))
+        assert again == config
+        assert again.microbatches_per_step == config.microbatches_per_step

@@ -69,6 +69,8 @@ def test_tiny_data_against_many_ranks_names_the_cure():
     with pytest.raises(EmptyPlanError, match="2 empty"):
         make_plan([0, 0], PlanConfig(max_tokens=10))
     with pytest.raises(EmptyPlanError, match="--min-samples"):
+        make_plan([4], PlanConfig(max_tokens=12, min_samples=2))
+    with pytest.raises(SampleTooLongError, match="--min-samples 2 with the shortest others"):
         make_plan([4, 9], PlanConfig(max_tokens=12, min_samples=2))
 
 
@@ -285,3 +287,19 @@ def test_metrics_that_were_changed_are_not_planned(tmp_path) -> None:
         file.write(b"\x06")
     with pytest.raises(MetricsError, match="not the file that was written"):
         make_plan(tmp_path / "metrics", PlanConfig(max_tokens=16))
+
+
+@pytest.mark.parametrize("order", ["random", "seqlen"])
+@pytest.mark.parametrize("budgets", [1, 2])
+def test_no_sample_is_left_out_in_every_epoch(order, budgets):
+    """Shape rules leave out what fills no step: others in every epoch, not the same shortest or longest."""
+    lengths = list(range(1, 8))
+    options = {"grad_accum": 3, "same_num_samples": True, "same_seqlen": True, "epochs": 12, "order": order}
+    max_tokens = 50 if budgets == 1 else {"seqlen": 50, "target": 50}
+    metrics = {"target": lengths} if budgets == 2 else None
+    plan = make_plan(lengths, PlanConfig(max_tokens=max_tokens, **options), metrics=metrics)
+    left_out = [
+        set(range(7)) - {i for row in rows(plan, e) for i in row.sample_ids.tolist()} for e in range(12)
+    ]
+    assert all(left_out)
+    assert not set.intersection(*left_out)

@@ -52,7 +52,10 @@ def test_the_limit_that_bites_is_named(options, named):
 @pytest.mark.parametrize(
     ("options", "why"),
     [
-        ({"max_tokens": 99, "min_samples": 50}, "3 too long to share a micro-batch of --min-samples 50"),
+        (
+            {"max_tokens": 99, "min_samples": 50},
+            "3 samples cannot fill a micro-batch of --min-samples 50",
+        ),
         ({"max_tokens": 2, "too_long": "drop"}, "3 over the limit of 2 (--max-tokens 2)"),
         ({"max_tokens": 9, "filter_min": 9, "too_long": "drop"}, "2 filtered out, 1 over the limit of 9"),
     ],

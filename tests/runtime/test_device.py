@@ -46,6 +46,7 @@ def test_batches_on_the_gpu_are_those_in_host_memory(layout: str, num_workers: i
 
 
 @pytest.mark.gpu
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype")  # torch 2.11 says so
 def test_nothing_waits_for_the_device() -> None:
     plan = make_plan(SEQLENS, steps=50)
     loader = PlanLoader(plan, Tokens(SEQLENS), device="cuda", num_workers=1)

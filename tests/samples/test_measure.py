@@ -43,5 +43,5 @@ def test_missing_column_lists_the_columns(tmp_path):
     source = open_source(tmp_path / "a.parquet")
     with pytest.raises(ColumnError, match=r"did you mean 'input_ids'.*input_ids, text"):
         check_definition(source, LengthDefinition.by_tokens("input_id"))
-    with pytest.raises(ColumnError, match="'text' is of type string; name a list column"):
+    with pytest.raises(ColumnError, match="'text' is of type string; name a list of integers"):
         check_definition(source, LengthDefinition.by_tokens("text"))

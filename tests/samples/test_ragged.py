@@ -7,9 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from packer.arrays import to_arrow
 from packer.errors import ColumnError
 from packer.samples import LengthDefinition, encode, measure
-from packer.samples.ragged import ragged
+from packer.samples.ragged import RowError, ragged
 
 DEFINITION = LengthDefinition.by_tokens("ids")
 KINDS = ["list", "large_list", "list_view", "large_list_view", "fixed_size_list"]
@@ -106,7 +107,8 @@ def test_through_parquet(tmp_path_factory, kind, data):
 def test_totals_beyond_32_bits():
     sizes = np.array([2**31 - 1, 2**31 - 1, 5], np.int64)
     offsets = pa.array(np.concatenate([[0], np.cumsum(sizes)]))
-    array = pa.LargeListArray.from_arrays(offsets, pa.nulls(int(sizes.sum())))  # nulls take no memory
+    values = to_arrow(np.zeros(int(sizes.sum()), np.int8))  # no page of them is touched
+    array = pa.LargeListArray.from_arrays(offsets, values)
     lengths = measure(pa.record_batch({"ids": array}), DEFINITION).lengths["seqlen"]
     assert lengths.tolist() == sizes.tolist()
     assert lengths.sum() == 2**32 + 3
@@ -131,3 +133,21 @@ def test_length_columns(values, alias):
     measured = measure(pa.record_batch({"n": array}), LengthDefinition.by_length("n"))
     assert measured.lengths["seqlen"].tolist() == [value or 0 for value in fitting]
     assert measured.num_null == fitting.count(None)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_null_element_is_refused_where_a_row_holds_it(kind):
+    array = pa.array([[1, 2], None, [3, 4]], _list_type(kind))
+    assert measure(pa.record_batch({"ids": array}), DEFINITION).lengths["seqlen"].tolist() == [2, 0, 2]
+    array = pa.array([[1, 2], None, [3, None]], _list_type(kind))
+    with pytest.raises(RowError, match="'ids' holds a null among its elements") as caught:
+        measure(pa.record_batch({"ids": array}), DEFINITION)
+    assert caught.value.row == 2
+    sliced = pa.record_batch({"ids": array.slice(0, 2)})
+    assert measure(sliced, DEFINITION).lengths["seqlen"].tolist() == [2, 0]
+
+
+def _list_type(kind):
+    if kind == "fixed_size_list":
+        return pa.list_(pa.int64(), 2)
+    return getattr(pa, "list_" if kind == "list" else kind)(pa.int64())

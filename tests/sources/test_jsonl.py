@@ -3,6 +3,7 @@
 import gzip
 import json
 import pickle
+import re
 import subprocess
 import sys
 
@@ -11,6 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+import packer
 from packer.errors import ColumnError, SourceError
 from packer.sources import json_rows, jsonl, open_source
 from packer.sources.json_rows import _parse_fast, _parse_slow
@@ -215,3 +217,58 @@ def test_utf16_is_refused(tmp_path):
     path.write_text('{"ids": [1]}\n', encoding="utf-16")
     with pytest.raises(SourceError, match="UTF-16"):
         open_source(path)
+
+
+@pytest.mark.parametrize("first", [0x50, 0x5F])
+def test_zstd_with_frames_to_skip_as_pzstd_writes_it(tmp_path, first):
+    frames = [pa.compress(f'{{"n": {n}}}\n'.encode(), "zstd", asbytes=True) for n in range(3)]
+    size = (4).to_bytes(4, "little")
+    skipped = bytes([first]) + b"\x2a\x4d\x18" + size
+    content = b"".join(skipped + len(frame).to_bytes(4, "little") + frame for frame in frames)
+    (tmp_path / "a.jsonl.zst").write_bytes(content)
+    rows = read_all(tmp_path / "a.jsonl.zst", {"n": pa.int64()}, 1 << 20)
+    assert rows == [{"n": 0}, {"n": 1}, {"n": 2}]
+
+
+@pytest.mark.parametrize("empty", [b"", b"\n \n", gzip.compress(b"")])
+def test_an_empty_shard_ends_no_folder(tmp_path, empty):
+    suffix = ".jsonl.gz" if empty.startswith(b"\x1f") else ".jsonl"
+    (tmp_path / "part-0.jsonl").write_text('{"n": 1}\n{"n": 2}\n')
+    (tmp_path / f"part-1{suffix}").write_bytes(empty)
+    (tmp_path / "part-2.jsonl").write_text('{"n": 3}\n')
+    packer.analyze(tmp_path, out=tmp_path / "metrics", length_column="n")
+    assert packer.open_metrics(tmp_path / "metrics").metric("seqlen").tolist() == [1, 2, 3]
+    assert [batch["n"][0].as_py() for batch in open_source(tmp_path).rows([2, 0], {"n": pa.int64()})] == [
+        3,
+        1,
+    ]
+
+
+def test_rows_without_keys_are_rows(tmp_path):
+    (tmp_path / "part-0.jsonl").write_text('{"n": 1}\n')
+    (tmp_path / "part-1.jsonl").write_text("{}\n")
+    with pytest.raises(ColumnError, match=r"part-1\.jsonl has no column 'n'; it has no columns at all"):
+        packer.analyze(tmp_path, out=tmp_path / "metrics", length_column="n")
+
+
+@pytest.mark.parametrize(
+    ("text", "command"),
+    [
+        ('[{"n": 1}, {"n": 2}]', "jq -c '.[]' FILE"),
+        ('[{"n": 1},\n {"n": 2}]', "jq -c '.[]' FILE"),
+        (json.dumps([{"n": 1}], indent=2), "jq -c '.[]' FILE"),
+        (json.dumps({"n": 1, "m": 2}, indent=2), "jq -c . FILE"),
+        ('{"n": 1,\n"m": 2}', "jq -c . FILE"),
+    ],
+)
+def test_json_that_is_no_json_lines_names_the_command(tmp_path, text, command):
+    (tmp_path / "a.json").write_text(text)
+    with pytest.raises(SourceError, match=r"a\.json, row 0: .*" + re.escape(f"convert it: {command}")):
+        open_source(tmp_path / "a.json")
+
+
+def test_a_cut_line_at_the_start_of_a_unit_is_no_file_of_another_kind(tmp_path):
+    path = tmp_path / "a.jsonl"
+    path.write_text('{"n": 1}\n' * 9 + '{"n": 2,\n')
+    with pytest.raises(SourceError, match=r"a\.jsonl, row 9: no JSON object on one line"):
+        read_all(path, {"n": pa.int64()}, 1)

@@ -25,28 +25,14 @@ def lengths_of(path, definition, target_bytes=64):
 @pytest.mark.parametrize(
     ("name", "definition", "lengths"),
     [
-        ("odd/list_columns.parquet", tokens("int64_list"), [3, 2, 1]),
-        ("odd/list_columns.parquet", tokens("utf8_list"), [3, 0, 4]),
-        ("odd/nested_lists.snappy.parquet", tokens("a"), [2, 2, 2]),
         ("odd/null_list.parquet", tokens("emptylist"), [0]),
-        ("odd/nullable.impala.parquet", tokens("int_array"), [3, 6, 0, 0, 0, 0, 0]),
-        ("odd/nullable.impala.parquet", tokens("int_array_Array"), [2, 4, 1, 0, 0, 0, 2]),
-        ("odd/nullable.impala.parquet", tokens("nested_struct.b"), None),
-        ("odd/old_list_structure.parquet", tokens("a"), [2]),
         ("odd/repeated_primitive_no_list.parquet", tokens("Int32_list"), [4, 0, 1, 4]),
-        ("odd/repeated_primitive_no_list.parquet", tokens("String_list"), [4, 1, 1, 4]),
         (
             "odd/repeated_primitive_no_list.parquet",
             tokens("group_of_lists.Int32_list_in_group"),
             [4, 0, 1, 4],
         ),
         ("odd/dict-page-offset-zero.parquet", length("l_partkey"), [1552] * 39),
-        (
-            "odd/1.0.0-littleendian__generated_nested_large_offsets.arrows",
-            tokens("large_list_nullable"),
-            None,
-        ),
-        ("odd/1.0.0-littleendian__generated_nested_large_offsets.arrows", tokens("large_list_nested"), None),
         ("odd/1.0.0-bigendian__generated_primitive.arrow", length("uint8_nullable"), None),
         ("odd/2.0.0-compression__generated_lz4.arrows", length("ints"), None),
         ("odd/foods1_polars.ipc", length("calories"), None),
@@ -81,6 +67,32 @@ def plain_lengths(path, column):
 @pytest.mark.parametrize(
     ("name", "definition", "message"),
     [
+        (
+            "odd/list_columns.parquet",
+            tokens("int64_list"),
+            "row group 0, row 1: .*'int64_list' holds a null among",
+        ),
+        ("odd/list_columns.parquet", tokens("utf8_list"), "of type list<.*string.*name a list of integers"),
+        ("odd/nested_lists.snappy.parquet", tokens("a"), "of type list<.*list<.*--length-column"),
+        ("odd/nullable.impala.parquet", tokens("int_array"), "row 1: .*holds a null among its elements"),
+        (
+            "odd/nullable.impala.parquet",
+            tokens("nested_struct.b"),
+            "row 1: .*holds a null among its elements",
+        ),
+        ("odd/nullable.impala.parquet", tokens("int_array_Array"), "of type list<.*list<"),
+        ("odd/old_list_structure.parquet", tokens("a"), "of type list<.*list<"),
+        ("odd/repeated_primitive_no_list.parquet", tokens("String_list"), "of type list<.*string"),
+        (
+            "odd/1.0.0-littleendian__generated_nested_large_offsets.arrows",
+            tokens("large_list_nullable"),
+            r"record batch \d+, row \d+: .*holds a null among its elements",
+        ),
+        (
+            "odd/1.0.0-littleendian__generated_nested_large_offsets.arrows",
+            tokens("large_list_nested"),
+            "of type large_list<.*list<",
+        ),
         ("odd/large_string_map.brotli.parquet", tokens("arr"), "column 'arr' is of type map<.*name a list"),
         ("odd/datapage_v2_empty_datapage.snappy.parquet", length("value"), "type float; name an integer"),
         (
@@ -113,7 +125,7 @@ def plain_lengths(path, column):
         ("odd_jsonl/example_r.ndjson", length("id"), "row 0: .*bare carriage returns"),
         ("odd_jsonl/inconsistent_schemas.ndjson", length("id"), 'row 0: .*string "1" where an integer'),
         ("odd_jsonl/multiple_objects_per_line.ndjson", length("id"), "row 0: .*Extra data"),
-        ("odd_jsonl/sample_utf8_bom.json", length("id"), "row 0: no JSON object on one line"),
+        ("odd_jsonl/sample_utf8_bom.json", length("id"), "row 0: an object over several lines .*jq -c"),
         ("odd_jsonl/trailing_content.ndjson", length("a"), "row 1: .*Extra data"),
         ("odd_jsonl/unterminated_quotes.ndjson", length("id"), "row 2: .*Unterminated string"),
     ],
@@ -139,7 +151,7 @@ def test_every_column_of_every_odd_file_is_one_or_the_other():
                     outcomes["lengths"] += 1
                 except SourceError:
                     outcomes["error"] += 1
-    assert min(outcomes.values()) > 50
+    assert min(outcomes.values()) > 30
 
 
 def test_token_files_of_both_writers():

@@ -61,7 +61,7 @@ def test_a_list_keeps_its_order(tmp_path):
     ("make", "message"),
     [
         (lambda folder: folder / "none", "no such file or directory"),
-        (lambda folder: f"{folder}/*.parquet", "the pattern matches nothing"),
+        (lambda folder: f"{folder}/*.parquet", "the pattern matches no data"),
         (lambda folder: folder, "folder without data files"),
         (lambda folder: [], "no source was named"),
     ],
@@ -135,3 +135,10 @@ def test_cache_files_beside_data_are_refused(tmp_path):
     (folder / "data-00000.arrow").rename(folder / "cache-1f.arrow")
     with pytest.raises(SourceError, match="cache files"):
         open_source(folder)
+
+
+@pytest.mark.parametrize("name", ["x.csv", "x.fasta", "x.txt", "x.tsv.gz"])
+def test_a_text_of_another_format_is_told_what_can_be_done(tmp_path, name):
+    (tmp_path / name).write_text(">sp|P1\nMKV,1\n")
+    with pytest.raises(SourceError, match=r"no format that packer reads.*analyze_dataset.*--length-column"):
+        open_source(tmp_path / name)

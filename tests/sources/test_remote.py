@@ -8,6 +8,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from fsspec import AbstractFileSystem
 
 from packer.errors import MissingExtraError, SourceError
 from packer.samples import LengthDefinition, default_definition, measure_unit, open_dataset
@@ -84,3 +85,33 @@ def test_nothing_there():
 def test_an_unknown_protocol_names_the_cure():
     with pytest.raises(MissingExtraError, match="gopher://x cannot be reached"):
         open_source("gopher://x")
+
+
+class Unreachable(AbstractFileSystem):
+    """What a client does without a network: each has an exception of its own for it."""
+
+    error: BaseException = OSError()
+
+    def info(self, path, **options):
+        raise self.error
+
+    isfile = isdir = open = find = glob = info
+
+
+class ConnectError(Exception):
+    """Of httpx, which hf:// rests on."""
+
+
+@pytest.mark.parametrize(
+    "error", [ConnectError("no such\nhost"), ConnectionRefusedError("x"), TimeoutError("x")]
+)
+@pytest.mark.parametrize("is_chained", [False, True])
+@pytest.mark.parametrize("path", ["data/x.parquet", "data", "data/*.parquet"])
+def test_no_network_is_one_line(monkeypatch, error, is_chained, path):
+    fsspec.register_implementation("away", Unreachable, clobber=True)
+    wrapped = OSError("failed")
+    wrapped.__cause__ = error
+    monkeypatch.setattr(Unreachable, "error", wrapped if is_chained else error)
+    with pytest.raises(SourceError, match=r"away://.* cannot be reached \(.*check the network") as caught:
+        open_source(f"away://{path}")
+    assert "\n" not in str(caught.value)

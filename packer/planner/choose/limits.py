@@ -1,6 +1,7 @@
 """From options to the bounds of a micro-batch, and to the longest sample that keeps them alone."""
 
 import math
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -45,32 +46,55 @@ def _row(config: PlanConfig) -> tuple[int, int]:
     return min(budget, config.fixed_seqlen or budget), config.pad_segments_to
 
 
-def longest_alone(config: PlanConfig, metric: str = "seqlen", *, company: int = 1, least: int = 1) -> int:
+class Company(NamedTuple):
+    """The least company that a sample can have in a micro-batch: the shortest of the others."""
+
+    num_samples: int = 0
+    """How many there are besides the sample."""
+    tokens: int = 0
+    room: int = 0
+    """Their tokens with each sample padded on its own."""
+    squares: int = 0
+
+
+ALONE = Company()
+
+
+def least_company(shortest: NDArray[np.int64], config: PlanConfig) -> Company:
+    """Return what the ``shortest`` samples take of a micro-batch."""
+    _, multiple = _row(config)
+    return Company(
+        num_samples=len(shortest),
+        tokens=int(shortest.sum()),
+        room=int((-(-shortest // multiple) * multiple).sum()),
+        squares=sum(length * length for length in shortest.tolist()),
+    )
+
+
+def longest_alone(config: PlanConfig, metric: str = "seqlen", company: Company = ALONE) -> int:
     """Return the longest sample that fits into a micro-batch, after rounding.
 
     Args:
         config: the options.
         metric: the length that is meant, where there are several budgets.
         company: samples that share the micro-batch.
-        least: tokens of each of the others, at least, where they are not padded to the longest.
     """
     budget = config.budgets.get(metric, MAX_SEQLEN)
     attention = config.max_attention or UNLIMITED
     if config.layout == "packed":
         room, multiple = _row(config)
-        others = (company - 1) * -(-least // multiple) * multiple
-        squares = attention - (company - 1) * least * least
-        return min((room - others) // multiple * multiple, math.isqrt(max(squares, 0)))
-    multiple = config.padded_multiple
-    longest = math.isqrt(attention // company) // multiple * multiple
+        squares = attention - company.squares
+        return min((room - company.room) // multiple * multiple, math.isqrt(max(squares, 0)))
+    multiple, num_rows = config.padded_multiple, company.num_samples + 1
+    longest = math.isqrt(attention // num_rows) // multiple * multiple
     if config.count == "real":
-        longest = min(longest, budget - (company - 1) * least)
+        longest = min(longest, budget - company.tokens)
     else:
-        longest = min(longest, budget // company // multiple * multiple)
+        longest = min(longest, budget // num_rows // multiple * multiple)
     if config.fixed_seqlen is not None and metric == "seqlen":
         longest = config.fixed_seqlen if longest >= config.fixed_seqlen else 0
         if config.count == "real":
-            longest = min(longest, budget - (company - 1) * least)
+            longest = min(longest, budget - company.tokens)
     return longest
 
 

@@ -1,18 +1,18 @@
-"""Which samples a plan takes, and how those that are too long are cut."""
+"""Pieces: what is planned of the samples that were selected, those that are too long cut."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from packer.errors import EmptyPlanError, MetricsError, PlanError, SampleTooLongError
-from packer.plan.epoch import DROP_REASONS, DroppedSamples
-from packer.planner.choose.limits import longest_alone, max_seqlen
+from packer.errors import EmptyPlanError, MetricsError, PlanError
+from packer.plan.epoch import DroppedSamples
+from packer.planner.choose.selection import KEPT, reason, select
 from packer.planner.config import MAX_SEQLEN, PlanConfig
-
-IntArray = NDArray[Any]
+from packer.planner.order.orders import id_dtype
+from packer.planner.packing.microbatches import IntArray
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -24,7 +24,7 @@ class Pieces:
     seqlens: NDArray[np.int32]
     """(P,) tokens."""
     ids: IntArray | None
-    """(P,) the sample of each piece, rising; None where piece p is sample p."""
+    """(P,) the sample of each piece, rising unless the user gave an order; None where piece p is sample p."""
     starts: NDArray[np.int32] | None
     """(P,) where each piece begins in its sample; None where no sample is cut."""
     source: IntArray
@@ -48,6 +48,7 @@ class Pieces:
     def drop(self, pieces: IntArray, reasons: NDArray[np.uint8]) -> DroppedSamples:
         """Report ``pieces`` as dropped, in the order of their samples."""
         order = np.argsort(pieces, kind="stable")
+        order = order[np.argsort(self.sample_ids(pieces[order]), kind="stable")]
         pieces, reasons = pieces[order], reasons[order]
         samples = self.sample_ids(pieces)
         return DroppedSamples(
@@ -58,29 +59,32 @@ class Pieces:
         )
 
 
-def reason(name: str) -> int:
-    """Return the code of a reason to drop a sample."""
-    return DROP_REASONS.index(name)
+class Chosen(NamedTuple):
+    """What is planned of a data set."""
+
+    pieces: Pieces
+    dropped: DroppedSamples
+    """What every epoch leaves out: samples filtered out, empty, or too long, and truncated ends."""
+    max_seqlen: int
+    """A longer sample is too long."""
 
 
 def choose_pieces(
-    seqlens: IntArray, config: PlanConfig, metrics: Mapping[str, IntArray]
-) -> tuple[Pieces, DroppedSamples]:
+    seqlens: IntArray, config: PlanConfig, metrics: Mapping[str, IntArray], loss_tokens: IntArray | None
+) -> Chosen:
     """Choose and cut the samples to plan.
 
     Args:
         seqlens: (N,) lengths of all samples.
         config: the options.
         metrics: further lengths of the samples, for budgets on them.
-
-    Returns:
-        The pieces, and what every epoch leaves out: samples filtered out, empty, too long, without possible
-        company, and the ends of those that are truncated.
+        loss_tokens: (N,) tokens of each that the loss counts; None for all but the first.
 
     Raises:
         SampleTooLongError: a sample does not fit, and ``too_long`` is ``error``.
         EmptyPlanError: nothing is left.
         MetricsError: a length below zero.
+        PlanError: more pieces than a plan can count.
     """
     if not len(seqlens):
         raise EmptyPlanError("the data set holds no sample; analyze one that does")
@@ -92,18 +96,27 @@ def choose_pieces(
                 f"sample {int(np.argmin(lengths[metric]))} has {metric} {least}, below 0; analyze the data "
                 "again"
             )
-    fate, limit = _fates(seqlens, lengths, config)
-    if fate is None:
-        return _all_samples(seqlens, lengths, config), _lost(seqlens, np.empty(0, np.int64), None)
-    kept = _narrow(np.flatnonzero(fate == _KEPT), seqlens)
-    if not len(kept):
-        raise EmptyPlanError(
-            f"no sample is left: {_why_none(fate, config, limit)}; loosen the filters or raise the limits"
-        )
-    lost = _lost(seqlens, np.flatnonzero(fate < _KEPT), fate)
+    selection = select(lengths, config, loss_tokens)
+    fates, limit = selection.fates, selection.limit
+    if fates is None:
+        kept = _narrow(np.arange(len(seqlens)), seqlens) if _is_reordered(config) else None
+    else:
+        kept = _narrow(np.flatnonzero(fates == KEPT), seqlens)
+    if kept is None:
+        nothing = _lost(seqlens, np.empty(0, np.int64), None)
+        return Chosen(_all_samples(seqlens, lengths, config), nothing, limit)
+    if _is_reordered(config):
+        ids = np.asarray(config.sample_ids)
+        kept = _narrow(ids if fates is None else ids[fates[ids] == KEPT], seqlens)
+    lost = _lost(seqlens, np.empty(0, np.int64) if fates is None else np.flatnonzero(fates < KEPT), fates)
     if config.too_long == "split" and int(seqlens[kept].max()) > limit:
-        return _split(seqlens, kept, limit), lost
-    return _whole_or_truncated(seqlens, lengths, kept, limit, lost, config)
+        return Chosen(_split(seqlens, kept, limit), lost, limit)
+    return Chosen(*_whole_or_truncated(seqlens, lengths, kept, limit, lost, config), limit)
+
+
+def _is_reordered(config: PlanConfig) -> bool:
+    """Say whether the samples come in an order of the user's own."""
+    return config.sample_ids is not None and config.order == "sequential"
 
 
 def _all_samples(seqlens: IntArray, lengths: Mapping[str, IntArray], config: PlanConfig) -> Pieces:
@@ -119,14 +132,17 @@ def _split(seqlens: IntArray, kept: IntArray, limit: int) -> Pieces:
     """Cut samples into pieces of ``limit`` tokens, the last one of what is left."""
     whole = seqlens[kept].astype(np.int64)
     pieces = -(-whole // limit)
+    most = int(np.argmax(whole))
+    # told from the lengths, before anything of their size is made
+    if (int(pieces[most]) - 1) * limit > MAX_SEQLEN:
+        raise PlanError(
+            f"sample {int(kept[most])} has {int(whole[most])} tokens, and its pieces would start after token "
+            f"{MAX_SEQLEN}; choose --too-long truncate or drop"
+        )
+    id_dtype(int(pieces.sum()))
     ids = np.repeat(kept, pieces)  # in 32 bits while every id of the source fits
     first = np.repeat(np.cumsum(pieces) - pieces, pieces)
     starts = (np.arange(len(ids)) - first) * limit
-    if int(starts.max()) > MAX_SEQLEN:
-        raise PlanError(
-            f"sample {int(ids[np.argmax(starts)])} has pieces that start after token {MAX_SEQLEN}; choose "
-            "--too-long truncate or drop"
-        )
     cut = np.minimum(np.repeat(whole, pieces) - starts, limit).astype(np.int32)
     return Pieces(
         lengths=cut[np.newaxis],
@@ -146,7 +162,8 @@ def _whole_or_truncated(
     config: PlanConfig,
 ) -> tuple[Pieces, DroppedSamples]:
     """Take the first ``limit`` tokens of each sample; what is behind them joins what is lost."""
-    whole = seqlens if len(kept) == len(seqlens) else seqlens[kept]
+    is_all = len(kept) == len(seqlens) and not _is_reordered(config)
+    whole = seqlens if is_all else seqlens[kept]
     cut = np.minimum(whole, limit).astype(np.int32)
     is_truncated = whole > limit
     if is_truncated.any():
@@ -157,7 +174,7 @@ def _whole_or_truncated(
     pieces = Pieces(
         lengths=budgets,
         seqlens=cut,
-        ids=None if len(kept) == len(seqlens) else kept,
+        ids=None if is_all else kept,
         starts=np.zeros(len(cut), np.int32) if is_truncated.any() else None,
         source=seqlens,
     )
@@ -174,114 +191,6 @@ def _lost(seqlens: IntArray, samples: IntArray, fate: NDArray[np.uint8] | None) 
     tokens = seqlens[samples].astype(np.int64)
     reasons = np.empty(0, np.uint8) if fate is None else fate[samples]
     return DroppedSamples(sample_ids=samples, seqlens=tokens, num_tokens=tokens, reasons=reasons)
-
-
-_KEPT = len(DROP_REASONS)
-"""The fate of a sample that is planned; below it are the codes of the reasons to drop one."""
-
-
-def _fates(
-    seqlens: IntArray, lengths: Mapping[str, IntArray], config: PlanConfig
-) -> tuple[NDArray[np.uint8] | None, int]:
-    """Return what becomes of each sample, None if all are kept whole, and the longest that is not cut."""
-    least, most = int(seqlens.min()), int(seqlens.max())
-    limit = max_seqlen(config)
-    others = {metric: max_seqlen(config, metric) for metric in config.budgets if metric != "seqlen"}
-    filter_min = config.filter_min or 0
-    filter_max = most if config.filter_max is None else config.filter_max
-    shortest = max(1, least, filter_min)
-    in_company = limit
-    if config.min_samples > 1 and len(config.budgets) == 1:
-        in_company = longest_alone(config, company=config.min_samples, least=shortest)
-    if (
-        config.sample_ids is None
-        and least >= max(1, filter_min)
-        and most <= min(limit, filter_max, in_company)
-        and all(int(lengths[metric].max()) <= longest for metric, longest in others.items())
-    ):
-        return None, limit
-    fate = np.full(len(seqlens), _KEPT, np.uint8)
-    is_too_long = seqlens > limit
-    for metric, longest in others.items():
-        is_too_long |= lengths[metric] > longest
-    cut = config.too_long in ("truncate", "split")
-    if not cut:
-        fate[is_too_long] = reason("too_long")
-        fate[(seqlens > in_company) & ~is_too_long] = reason("min_samples")
-    elif in_company < limit:
-        fate[np.minimum(seqlens, limit) > in_company] = reason("min_samples")
-    fate[seqlens == 0] = reason("empty")
-    fate[((seqlens < filter_min) & (seqlens > 0)) | (seqlens > filter_max)] = reason("filtered")
-    if config.sample_ids is not None:
-        ids = np.asarray(config.sample_ids)
-        if ids[-1] >= len(seqlens):
-            raise PlanError(
-                f"--sample-ids names sample {ids[-1]}, but the data set has {len(seqlens)}, counted from 0; "
-                "take the file that belongs to this data set"
-            )
-        is_wanted = np.zeros(len(seqlens), np.bool_)
-        is_wanted[ids] = True
-        fate[~is_wanted] = reason("filtered")
-    if config.too_long == "error":
-        _refuse_too_long(fate, seqlens, lengths, limit, others, config)
-    return fate, limit
-
-
-def _refuse_too_long(
-    fate: NDArray[np.uint8],
-    seqlens: IntArray,
-    lengths: Mapping[str, IntArray],
-    limit: int,
-    others: Mapping[str, int],
-    config: PlanConfig,
-) -> None:
-    culprits = np.flatnonzero(fate == reason("too_long"))
-    if not len(culprits):
-        return
-    sample = int(culprits[0])
-    metric, longest = "seqlen", limit
-    if seqlens[sample] <= limit:
-        metric, longest = next(item for item in others.items() if lengths[item[0]][sample] > item[1])
-    unit = "tokens" if metric == "seqlen" else metric
-    more = f", and {len(culprits) - 1:,} more are too long" if len(culprits) > 1 else ""
-    cures = "drop" if len(config.budgets) > 1 else "truncate, split or drop"
-    raise SampleTooLongError(
-        f"sample {sample} has {int(lengths[metric][sample])} {unit}, over the limit of {longest} "
-        f"({_bounds(config, metric, longest)}){more}; raise the limit, or choose --too-long {cures}"
-    )
-
-
-def _bounds(config: PlanConfig, metric: str, longest: int) -> str:
-    """Name the options that bound the length of one sample: those that would raise it, or all together."""
-    if metric == "seqlen" and longest == config.max_seqlen:
-        return f"--max-seqlen {config.max_seqlen}"
-    budget = config.budgets.get(metric, MAX_SEQLEN)
-    without: dict[str, Any] = {
-        "max_tokens": config.budgets | {metric: MAX_SEQLEN},
-        "fixed_seqlen": None,
-        "max_attention": None,
-        "pad_multiple": 1,
-        "sp_size": 1,
-        "pad_segments_to": 1,
-    }
-    given = {name: getattr(config, name) for name in without} | {"max_tokens": budget}
-    bounds = [name for name, value in given.items() if name == "max_tokens" or value not in (None, 1)]
-    biting = [
-        name for name in bounds if longest_alone(replace(config, **{name: without[name]}), metric) > longest
-    ]
-    return ", ".join(f"--{name.replace('_', '-')} {given[name]}" for name in biting or bounds)
-
-
-def _why_none(fate: NDArray[np.uint8], config: PlanConfig, limit: int) -> str:
-    """Say how many samples each reason takes."""
-    words = {
-        "filtered": "filtered out",
-        "empty": "empty",
-        "too_long": f"over the limit of {limit} ({_bounds(config, 'seqlen', limit)})",
-        "min_samples": f"too long to share a micro-batch of --min-samples {config.min_samples}",
-    }
-    counts = np.bincount(fate, minlength=_KEPT)[:_KEPT]
-    return ", ".join(f"{count:,} {words[DROP_REASONS[code]]}" for code, count in enumerate(counts) if count)
 
 
 def _join(lost: DroppedSamples, ids: IntArray, seqlens: NDArray[np.int64], limit: int) -> DroppedSamples:

@@ -30,7 +30,7 @@ def balance(
         return rows, None
     step_size = config.microbatches_per_step
     of_rows = costs[rows.microbatches]
-    before, _ = time_lost(of_rows, config.dp_size, config.grad_accum)
+    before, _ = time_lost(of_rows, config.dp_size, config.accum)
     positions = np.arange(len(of_rows), dtype=np.int64)
     key = key_for(config.seed, epoch, Purpose.BALANCE)
     run_chunks(

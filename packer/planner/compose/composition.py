@@ -10,7 +10,8 @@ from numpy.typing import NDArray
 from packer.kernels import balance as balance_kernels
 from packer.kernels import counting
 from packer.plan.epoch import DroppedSamples
-from packer.planner.choose.pieces import Pieces, reason
+from packer.planner.choose.pieces import Pieces
+from packer.planner.choose.selection import reason
 from packer.planner.compose.balance import balance
 from packer.planner.compose.deal import deal
 from packer.planner.compose.mix import Mix, design_effect

@@ -14,9 +14,6 @@ from packer.planner.packing.microbatches import MicroBatches
 _AT_ONCE = 1 << 16
 """Micro-batches whose tokens by class are held at a time, by each thread."""
 
-_MAY_SPREAD = 0.5
-"""Times what random samples would spread: a step nearer to the epoch's mix than that may exchange at will."""
-
 
 def deal(
     microbatches: MicroBatches, costs: NDArray[np.int64], mix: Mix, config: PlanConfig, epoch: int
@@ -39,12 +36,11 @@ def deal(
     is_asked_for = config.order != "random" or config.curriculum is not None
     if step_size == 1 or num_steps < 2 or is_asked_for or microbatches.in_steps or len(mix.bounds) < 2:
         return order
-    num_windows = max(1, num_steps // kernels.MIN_STEPS)
-    edges = np.arange(num_windows + 1, dtype=np.int64) * num_steps // num_windows * step_size
-    edges[-1] = len(microbatches)
     key = key_for(config.seed, epoch, Purpose.DEALING)
-    spread = _MAY_SPREAD * mix.random_spread(num_steps)
-    evens_out = config.balance != "none" and config.dp_size > 1
+    evens_out = config.balance != "none" and config.dp_size > 1 and config.balance_steps > 1
+    edges = kernels.window_edges(len(microbatches), step_size, config.balance_steps if evens_out else 0)
+    num_windows = len(edges) - 1
+    spread = balance_kernels.SPREAD_SHARE * mix.random_spread(num_steps)
 
     def work(_: int, first: int, last: int) -> None:
         inside = slice(int(edges[first]), int(edges[last]))

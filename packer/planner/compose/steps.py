@@ -87,6 +87,6 @@ def _why_empty(num_microbatches: int, config: PlanConfig) -> str:
         )
     return (
         f"a step takes {config.microbatches_per_step} micro-batches (--dp-size {config.dp_size} × "
-        f"--grad-accum {config.grad_accum}), but there are only {num_microbatches}; lower one of these or "
+        f"--grad-accum {config.accum}), but there are only {num_microbatches}; lower one of these or "
         "--max-tokens, or choose --remainder keep or fill"
     )

@@ -22,11 +22,11 @@ from packer.planner.order.orders import (
 from packer.planner.order.threads import run_chunks
 from packer.planner.packing.microbatches import IntArray, MicroBatches, compact_owners
 
-POOL = 3072
+POOL = 1536
 """Samples among which the longest that fits is looked for."""
 
 _BLOCK = 1 << 17
-_MAX_TABLE = 1 << 22
+_MANY_CLASSES = 1 << 18
 
 
 def mixed(lengths: IntArray, owners: IntArray | None, limits: Limits, *, key: np.uint64) -> MicroBatches:
@@ -39,18 +39,18 @@ def mixed(lengths: IntArray, owners: IntArray | None, limits: Limits, *, key: np
         key: of the random choices.
     """
     entries = shuffled_entries(lengths[0], subkey(key, 0))
-    classes = histogram(lengths[0])[0][::-1].copy()
-    # int32 by length: how many of the falling lengths are over it
-    table = np.empty(0, np.int32)
-    if int(classes[0]) < _MAX_TABLE:
-        table = np.searchsorted(-classes, -np.arange(int(classes[0]) + 1)).astype(np.int32)
+    longest = int(lengths.max())
+    # a class for every length up to the longest, or for those that there are
+    classes = np.empty(0, np.int64)
+    if longest > _MANY_CLASSES:
+        classes = histogram(lengths[0])[0][::-1].copy()
     of_piece, num_owners = compact_owners(owners)
     stretches = []
     first = 0  # entries before it are in rows
     while first < len(entries):
         edges = _block_edges(first, len(entries))
         keep = POOL if len(edges) > 2 else 0
-        rows, first = _fill_blocks(entries, edges, classes, table, of_piece, num_owners, limits, keep)
+        rows, first = _fill_blocks(entries, edges, classes, longest, of_piece, num_owners, limits, keep)
         stretches.append(rows)
     # neighbours share what the pool happened to hold: rows come in random order
     rows = np.concatenate(stretches, axis=1)
@@ -75,7 +75,7 @@ def _fill_blocks(
     entries: NDArray[np.int64],
     edges: NDArray[np.int64],
     classes: NDArray[np.int64],
-    table: NDArray[np.int32],
+    longest: int,
     owners: NDArray[np.int32],
     num_owners: int,
     limits: Limits,
@@ -86,7 +86,7 @@ def _fill_blocks(
     Returns:
         (2, M) starts and sizes of the rows; where the entries left over begin.
     """
-    levels = bitmap_levels(len(classes))
+    levels = bitmap_levels(len(classes) or longest)
 
     def fill(block: int, _first: int, _stop: int) -> tuple[NDArray[np.int64], int]:
         span = edges[block : block + 2]
@@ -96,7 +96,7 @@ def _fill_blocks(
             entries,
             span,
             classes,
-            table,
+            longest,
             levels,
             owners,
             num_owners,

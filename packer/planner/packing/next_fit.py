@@ -5,7 +5,12 @@ from numpy.typing import NDArray
 
 from packer.kernels import next_fit as kernels
 from packer.kernels.limits import Limits
-from packer.planner.order.orders import by_length, id_dtype, shuffled_entries, split_entries
+from packer.planner.order.orders import (
+    by_length,
+    id_dtype,
+    shuffled_entries,
+    split_entries,
+)
 from packer.planner.packing.microbatches import IntArray, MicroBatches
 
 _GROUPS_AT_ONCE = 1 << 20

@@ -5,16 +5,27 @@ from dataclasses import replace
 import numpy as np
 
 from packer.kernels.limits import Limits
+from packer.planner.choose.limits import limits_for
 from packer.planner.config import PlanConfig
-from packer.planner.order.orders import permutation, subkey
+from packer.planner.order.orders import histogram, permutation, subkey
 from packer.planner.packing.apart import keep_apart
 from packer.planner.packing.best_fit import best_fit
 from packer.planner.packing.company import with_company
-from packer.planner.packing.microbatches import IntArray, MicroBatches
+from packer.planner.packing.microbatches import IntArray, MicroBatches, concatenate, reindex
 from packer.planner.packing.mixed import mixed
 from packer.planner.packing.next_fit import next_fit
 from packer.planner.packing.pairs import windowed_pairs
 from packer.planner.packing.windowed import windowed
+from packer.planner.shape import choose_shapes
+
+
+def limits_of(config: PlanConfig, seqlens: IntArray) -> Limits:
+    """Return the bounds of a micro-batch; in the padded layout few shapes are chosen before packing."""
+    if config.num_shapes is None or config.layout == "packed":
+        return limits_for(config)
+    lengths, counts = histogram(seqlens)
+    shapes = choose_shapes(lengths, counts, num_shapes=config.num_shapes, multiple=config.padded_multiple)
+    return limits_for(config, shapes)
 
 
 def pack(
@@ -31,15 +42,7 @@ def pack(
     """
     width = group_width(config)
     if config.packing == "next-fit":
-        return next_fit(
-            lengths,
-            owners,
-            limits,
-            order=config.order,
-            width=width,
-            same_seqlen=config.same_seqlen,
-            key=key,
-        )
+        return _in_given_order(lengths, owners, limits, config, key)
     if len(lengths) > 1:
         return windowed_pairs(
             lengths, limits, window=config.window, width=width, same_seqlen=config.same_seqlen, key=key
@@ -59,6 +62,32 @@ def pack(
             key=key,
         )
     return _amend(packs, config.packing, lengths, owners, limits, key) if limits.packed else packs
+
+
+def _in_given_order(
+    lengths: IntArray, owners: IntArray | None, limits: Limits, config: PlanConfig, key: np.uint64
+) -> MicroBatches:
+    """Pack samples in their order; by length, what fills no step is not the longest, epoch after epoch."""
+
+    def packed(part: IntArray | None) -> MicroBatches:
+        chosen = lengths if part is None else np.ascontiguousarray(lengths[:, part])
+        microbatches = next_fit(
+            chosen,
+            owners if owners is None or part is None else owners[part],
+            limits,
+            order=config.order,
+            width=group_width(config),
+            same_seqlen=config.same_seqlen,
+            key=key,
+        )
+        return microbatches if part is None else reindex(microbatches, part)
+
+    num_samples = lengths.shape[1]
+    spare = num_samples % group_width(config)
+    if config.order != "seqlen" or spare in (0, num_samples):
+        return packed(None)
+    drawn = permutation(num_samples, subkey(key, 5)).astype(np.int64)
+    return concatenate([packed(np.sort(drawn[spare:])), packed(np.sort(drawn[:spare]))])
 
 
 def group_width(config: PlanConfig) -> int:

@@ -18,7 +18,7 @@ def windowed_pairs(
     Args:
         lengths: (K, n) int32 lengths of the samples, one row a budget.
         limits: bounds of a micro-batch.
-        window: micro-batches of a window, about; steps, where width is not 1.
+        window: micro-batches of a window, about; whole steps, where width is not 1.
         width: 1, or the micro-batches of a step that must agree in shape.
         same_seqlen: whether that shape includes S.
         key: of the random order.
@@ -26,7 +26,7 @@ def windowed_pairs(
     order = permutation(lengths.shape[1], key)
     edges = window_edges(lengths, limits, window, width)
     order = order[_sorted_inside(lengths[:, order], limits, edges)]
-    out = np.empty_like(order)
+    out = order.copy()
     stretches = np.empty((2, len(order)), np.int64)
     left = np.empty(len(edges) - 1, np.int64)
     charge = int(limits.budgets.sum()) // CHARGE_DIVISOR
@@ -39,7 +39,7 @@ def windowed_pairs(
         seqlens=lengths[0][out],
         starts=stretches[0, :num_microbatches],
         sizes=stretches[1, :num_microbatches],
-        leftover=out[np.concatenate([np.empty(0, np.int64), *behind])],
+        leftover=out[np.concatenate([np.arange(edges[0]), *behind])],
         in_steps=width > 1,
     )
     return finish_windows(
@@ -49,7 +49,7 @@ def windowed_pairs(
 
 def _sorted_inside(lengths: IntArray, limits: Limits, edges: NDArray[np.int64]) -> NDArray[np.int64]:
     """Return positions sorted inside each window: by the largest share of a budget, then by their sum."""
-    window = np.repeat(np.arange(len(edges) - 1), np.diff(edges))
+    window = np.repeat(np.arange(-1, len(edges) - 1), np.diff(edges, prepend=0))
     # one common unit for all budgets, in integers: 2^20 is the whole budget
     shares = (lengths.astype(np.int64) << 20) // limits.budgets[:, np.newaxis]
     return np.lexsort((shares.sum(axis=0), shares.max(axis=0), window))

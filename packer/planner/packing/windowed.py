@@ -2,7 +2,7 @@
 
 Shuffle, cut into windows of about K micro-batches, sort inside each window and cut it at the least cost; the
 micro-batches, or the steps of one shape, are shuffled afterwards. Where the micro-batches of a step must
-agree in shape the step is the unit: a window then holds about K steps.
+agree in shape the step is the unit: a window then holds whole steps, at least one.
 """
 
 from collections.abc import Callable
@@ -42,7 +42,7 @@ def windowed(
         lengths: (1, n) int32 lengths of the samples.
         owners: (n,) the sample of each piece; None where no sample is cut.
         limits: bounds of a micro-batch.
-        window: micro-batches of a window, about; steps, where width is not 1.
+        window: micro-batches of a window, about; whole steps, where width is not 1.
         width: 1, or the micro-batches of a step that must agree in shape.
         same_seqlen: whether that shape includes S.
         key: of the random order.
@@ -78,14 +78,18 @@ def _pack_windows(
         )
 
     def best_fit(span: NDArray[np.int64], room: NDArray[np.int64], left: NDArray[np.int64]) -> int:
-        levels = bitmap_levels(budget + 1)
+        # a row never holds more than all samples: tables by room are no longer than that
+        most = min(budget, int(lengths[0].sum(dtype=np.int64)) * limits.segment_multiple)
+        bounds = limits._replace(budgets=np.array([most]))
+        levels = bitmap_levels(most + 1)
         words = np.zeros(int(levels[-1]), np.uint64)
-        heads = np.zeros(budget + 1, np.int32)
+        heads = np.zeros(most + 1, np.int32)
         return int(
-            kernels.best_fit_windows(entries, span, bits, limits, levels, words, heads, room[0], room[1])
+            kernels.best_fit_windows(entries, span, bits, bounds, levels, words, heads, room[0], room[1])
         )
 
     stretches, leftover = _run_windows(best_fit if limits.packed else partition, edges)
+    leftover = np.append(np.arange(edges[0]), leftover)
     pieces, seqlens = split_entries(entries)
     return MicroBatches(
         pieces=pieces,
@@ -135,17 +139,20 @@ def finish_windows(
 
 
 def window_edges(lengths: IntArray, limits: Limits, window: int, width: int) -> NDArray[np.int64]:
-    """Return the (W + 1,) edges of windows that hold about as many samples as ``window`` micro-batches do."""
+    """Return the (W + 1,) edges of windows that hold about as many samples as ``window`` micro-batches do.
+
+    All windows hold whole units of ``width`` samples. The samples before the first edge fill no unit: the
+    order is random, so they are others in every epoch.
+    """
     num_samples = lengths.shape[1]
     per_microbatch = float(limits.max_samples)
     for row, budget in zip(lengths, limits.budgets, strict=True):
         mean = max(1.0, int(row.sum(dtype=np.int64)) / num_samples)
         per_microbatch = min(per_microbatch, max(1.0, int(budget) / mean))
-    num_units = max(1, num_samples // width)
-    num_windows = max(1, min(num_units, round(num_units / (window * per_microbatch))))
-    # whole units, so that only the last window may leave samples over
+    num_units = num_samples // width
+    num_windows = max(1, min(num_units, round(num_samples / (window * per_microbatch))))
     edges: NDArray[np.int64] = np.arange(num_windows + 1, dtype=np.int64) * num_units // num_windows * width
-    edges[-1] = num_samples
+    edges += num_samples - num_units * width
     return edges
 
 
@@ -157,8 +164,8 @@ def _run_windows(
     Returns:
         (2, M) starts and sizes of the micro-batches; (K,) positions of samples left over.
     """
-    marks = np.arange(0, int(edges[-1]) + _SAMPLES_AT_ONCE, _SAMPLES_AT_ONCE)
-    cuts = np.unique(np.minimum(np.searchsorted(edges, marks), len(edges) - 1))
+    marks = np.arange(int(edges[0]), int(edges[-1]) + _SAMPLES_AT_ONCE, _SAMPLES_AT_ONCE)
+    cuts = np.unique(np.append(np.minimum(np.searchsorted(edges, marks), len(edges) - 1), len(edges) - 1))
 
     def work(_: int, first: int, last: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         span = edges[first : last + 1]
