@@ -115,11 +115,12 @@ class DropRules:
         config, budget = self._config, self._config["max_tokens"]
         if not isinstance(budget, dict):
             return lines.lengths > self._limit
-        if not set(budget) <= set(self._budgeted):
+        company = config.get("min_samples") or 1
+        if not set(budget) <= set(self._budgeted) or (company > 1 and config["count"] == "real"):
             return np.ones(len(lines.ids), np.bool_)  # any member may be the one that is too long
-        too_long = lines.lengths > longest_sample(config, "seqlen")
+        too_long = lines.lengths > longest_sample(config, "seqlen", company=company)
         for metric in budget:
-            too_long |= self._budgeted[metric][lines.ids] > longest_sample(config, metric)
+            too_long |= self._budgeted[metric][lines.ids] > longest_sample(config, metric, company=company)
         return too_long
 
     def _is_truncated(self, lines: "_Lines") -> NDArray[np.bool_]:

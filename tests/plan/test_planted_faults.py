@@ -93,7 +93,7 @@ FAULTS = {
     "over max_tokens": ("padded", HEADER, option(max_tokens=200), "over max_tokens=200"),
     "over max_tokens, real": ("real", HEADER, option(max_tokens=200), "over max_tokens=200"),
     "over max_tokens, packed": ("packed", HEADER, option(max_tokens=200), "over max_tokens=200"),
-    "under min_samples": ("company", HEADER, option(min_samples=6), "under min_samples=6|which it is not"),
+    "under min_samples": ("packed", HEADER, option(min_samples=12), "under min_samples=12"),
     "over max_samples": ("padded", HEADER, option(max_samples=5), "over max_samples=5"),
     "over max_attention": (
         "padded",
