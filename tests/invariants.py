@@ -393,7 +393,8 @@ def design_effect(steps):
         share = Fraction(sum(n for n in everyone if class_of[n] == k), whole)
         for step in steps:
             inside = sum(n for n in step if class_of[n] == k)
-            found += sum(step) * (Fraction(inside, sum(step)) - share) ** 2 / whole
+            if step:
+                found += sum(step) * (Fraction(inside, sum(step)) - share) ** 2 / whole
         expected += sum(n * n * ((class_of[n] == k) - share) ** 2 for n in everyone)
     expected *= Fraction(len(steps), whole * whole)  # mean(w² …) / (n · mean(w)²), n = N / T
     return float(found / expected * Fraction(len(steps), len(steps) - 1))

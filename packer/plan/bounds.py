@@ -30,7 +30,7 @@ def most_samples(config: Mapping[str, Any]) -> int:
     if config["count"] == "padded":
         least = _multiple(config) if config["layout"] == "padded" else config.get("pad_segments_to", 1)
         budget //= least
-    return min(budget, config.get("max_samples") or budget)
+    return int(min(budget, config.get("max_samples") or budget))
 
 
 def _multiple(config: Mapping[str, Any]) -> int:
@@ -39,7 +39,7 @@ def _multiple(config: Mapping[str, Any]) -> int:
 
 def _budget(config: Mapping[str, Any], metric: str | None) -> int:
     budget = config["max_tokens"]
-    return budget.get(metric, _MOST) if isinstance(budget, dict) else budget
+    return int(budget.get(metric, _MOST) if isinstance(budget, dict) else budget)
 
 
 def _longest_alone(config: Mapping[str, Any], budget: int, company: int) -> int:

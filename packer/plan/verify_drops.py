@@ -47,7 +47,7 @@ class DropRules:
         self._config = plan.config
         self._metric = seqlens
         self._budgeted = budgeted
-        self._limit = plan.header["max_seqlen"] or longest_sample(plan.config)
+        self._limit = int(plan.header["max_seqlen"] or longest_sample(plan.config))
         self._step_size = plan.dp_size * plan.grad_accum
         self._is_asked = _asked(plan.config, self._step_size)
         # epoch -> pieces and tokens that fill no step
@@ -101,30 +101,33 @@ class DropRules:
             totals["num_tokens"] += int(lines.lost[in_every].sum())
 
     def _is_filtered(self, lines: "_Lines") -> NDArray[np.bool_]:
-        least, most = self._config.get("filter_min"), self._config.get("filter_max")
+        least, most = int(self._config.get("filter_min") or 0), self._config.get("filter_max")
         if len(self._kept):
             self._kept[lines.ids] = False
         if len(self._kept) or self._config.get("drop_untrainable"):
             return np.ones(len(lines.ids), np.bool_)
-        return (lines.lengths < (least or 0)) | (lines.lengths > (lines.lengths if most is None else most))
+        outside = lines.lengths < least
+        return outside if most is None else outside | (lines.lengths > int(most))
 
     def _is_empty(self, lines: "_Lines") -> NDArray[np.bool_]:
-        return lines.lengths == 0
+        is_empty: NDArray[np.bool_] = lines.lengths == 0
+        return is_empty
 
     def _is_too_long(self, lines: "_Lines") -> NDArray[np.bool_]:
         config, budget = self._config, self._config["max_tokens"]
         if not isinstance(budget, dict):
-            return lines.lengths > self._limit
+            return np.greater(lines.lengths, self._limit)
         company = config.get("min_samples") or 1
         if not set(budget) <= set(self._budgeted) or (company > 1 and config["count"] == "real"):
             return np.ones(len(lines.ids), np.bool_)  # any member may be the one that is too long
-        too_long = lines.lengths > longest_sample(config, "seqlen", company=company)
+        too_long: NDArray[np.bool_] = lines.lengths > longest_sample(config, "seqlen", company=company)
         for metric in budget:
             too_long |= self._budgeted[metric][lines.ids] > longest_sample(config, metric, company=company)
         return too_long
 
     def _is_truncated(self, lines: "_Lines") -> NDArray[np.bool_]:
-        return (lines.lost > 0) & (lines.lengths - lines.lost == self._limit)
+        is_cut_there: NDArray[np.bool_] = lines.lengths - lines.lost == self._limit
+        return is_cut_there & (lines.lost > 0)
 
     def _is_remainder(self, lines: "_Lines") -> NDArray[np.bool_]:
         return lines.lost > 0
@@ -136,10 +139,11 @@ class DropRules:
             or config["layout"] == "packed"
             or config["count"] == "real"
         ):
-            return lines.lost > 0
-        # padded to it, its companions do not fit: only then it is left out of every epoch
+            return np.greater(lines.lost, 0)
+        # padded to it, its companions do not fit: only then format version 1 leaves it out of every epoch
         longest = longest_sample(config, company=config["min_samples"])
-        return (lines.lost > 0) & ((lines.epoch != EVERY_EPOCH) | (lines.lost > longest))
+        has_reason: NDArray[np.bool_] = (lines.epoch != EVERY_EPOCH) | (lines.lost > longest)
+        return has_reason & (lines.lost > 0)
 
     def check_counts(self) -> None:
         """Check how much each reason takes, once all else holds.
@@ -166,8 +170,8 @@ class DropRules:
             ):
                 if found > most:
                     raise InvariantError(
-                        f"epoch {epoch}: {found} {unit} are dropped as remainder, the {left} micro-batches "
-                        f"that a step of {self._step_size} may lack hold at most {most}"
+                        f"epoch {epoch}: {found} {unit} are dropped as remainder; at most {most} fit fewer "
+                        f"micro-batches than the {self._step_size} of a step"
                     )
 
     def _check_sample_ids(self) -> None:
@@ -213,7 +217,7 @@ class _Lines(NamedTuple):
 
     def only(self, wanted: NDArray[np.bool_]) -> "_Lines":
         """Return some of the lines."""
-        return _Lines(*(column[wanted] for column in self))
+        return _Lines(self.epoch[wanted], self.ids[wanted], self.lengths[wanted], self.lost[wanted])
 
 
 def _asked(config: Mapping[str, Any], step_size: int) -> dict[str, bool]:

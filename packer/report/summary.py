@@ -355,8 +355,8 @@ def _accum_that_mixes(plan: Plan, effect: float) -> int:
         wanted = (step_size // NUM_CLASSES + 1) * NUM_CLASSES
     if plan.layout == "packed":
         wanted = max(4, 2 * step_size)
-    multiple = plan.config.get("accum_multiple", 1) * plan.dp_size
-    return -(-wanted // multiple) * plan.config.get("accum_multiple", 1)
+    multiple = int(plan.config.get("accum_multiple", 1))
+    return -(-wanted // (multiple * plan.dp_size)) * multiple
 
 
 def ratio(value: float) -> str:

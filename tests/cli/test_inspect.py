@@ -27,11 +27,11 @@ class TestInspect:
         assert result.exit_code == 0, result.output
         for part in (
             "plan plan",
-            "20 tokens a micro-batch (padded)",
+            "20 tokens a micro-batch, padding counted",
             "4 in 2 epochs",
             "36.0%",
             "too_long",
-            "11.7%",
+            "12.0%",
         ):
             assert part in result.stdout
         assert "▁" in result.stdout  # a sparkline
@@ -42,10 +42,11 @@ class TestInspect:
         assert result.exit_code == 0, result.output
         lines = result.stdout.splitlines()
         assert lines[0].startswith("step 1 of epoch 0: 4 samples, 18 tokens, learning-rate factor 1.067")
-        assert "2 × 7" in lines[2]
-        assert "█" in lines[2]
-        assert "░" in lines[2]
-        assert "2 × 6" in lines[3]
+        assert lines[1].startswith("mean length 4, the epoch's 5; design effect of its steps ")
+        assert "2 × 7" in lines[3]
+        assert "█" in lines[3]
+        assert "░" in lines[3]
+        assert "2 × 6" in lines[4]
         assert "2 × 9" in run("inspect", folder, "--step", 0, "--epoch", 1).stdout
 
     def test_copies_are_marked(self, tmp_path):

@@ -227,7 +227,8 @@ def test_a_remainder_of_most_samples_is_refused(tmp_path, remainder):
     facts = plans.facts(lengths, dp_size=2, remainder=remainder)
     plan = plan_in_memory(facts, [plans.epoch(rows, dp_size=2, dropped=lost)], dropped=plans.drops())
     with pytest.raises(
-        PlanError, match=r"9800 tokens are dropped as remainder|takes remainder=drop|980 samples are"
+        PlanError,
+        match=r"9800 tokens are dropped as remainder; at most 64|takes remainder=drop|980 samples are",
     ):
         verify_plan(plan)
     with pytest.raises(AssertionError):
