@@ -8,7 +8,8 @@ from packer.kernels.limits import Limits
 from packer.planner.order.orders import permutation, subkey
 from packer.planner.order.threads import chunk_edges, run_chunks
 from packer.planner.packing.microbatches import IntArray, MicroBatches
-from packer.planner.packing.windowed import CHARGE_DIVISOR, finish_windows, window_edges
+from packer.planner.packing.windowed import finish_windows, window_edges
+from packer.planner.shape import CHARGE_DIVISOR
 
 _SUM_BITS = 40
 """Above them is the largest share, 21 bits; below, the sum of all shares."""
