@@ -56,7 +56,7 @@ def choose_shapes(
 def _costs(
     shapes: NDArray[np.int64], num_samples: int, budget: int | None, max_samples: int
 ) -> NDArray[np.int64]:
-    """Return what a sample costs that is padded to each shape, in fractions of a token that never overflow."""
+    """Return what a sample costs that is padded to each shape, in fractions of a token."""
     if budget is None:
         return shapes
     shift = min(10, max(0, 60 - (max(int(shapes[-1]), budget) * num_samples).bit_length()))
