@@ -11,8 +11,8 @@ A room for each stage, in the order in which data flows; ``config`` holds the op
 4. ``compose``: micro-batches → steps. ``deal`` makes every step a sample of the epoch, ``steps`` applies the
    remainder, ``balance`` evens out the ranks, ``mix`` measures what came of it.
 5. ``shape`` and ``rate``: S or T of every row, the learning-rate factor of every step.
-6. ``epochs``: all of it, epoch after epoch; ``make_plan``: into a plan on disk or in memory; ``progress``: how
-   far it is.
+6. ``epochs``: all of it, epoch after epoch; ``make_plan``: into a plan on disk or in memory; ``progress``:
+   how far it is.
 
 ``PlanConfig`` is imported at once; ``make_plan``, which brings the compiled kernels, when it is first used.
 """
