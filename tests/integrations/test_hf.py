@@ -30,10 +30,21 @@ def test_one_steps_gradient_is_that_of_one_big_batch(tmp_path):
             assert_exact(result)
 
 
-def test_trls_trainer_under_the_mixin(tmp_path):
-    pytest.importorskip("trl")
-    for rank in run_case("sft", tmp_path):
-        assert_exact(rank)
+def test_a_models_own_loss_does_not_matter(tmp_path):
+    for rank in run_case("losses_of_their_own", tmp_path):
+        assert rank.keys() == {"shifts", "mean of its own", "experts", "pairs"}
+        for result in rank.values():
+            assert_exact(result)
+
+
+def test_a_trial_saves_its_place_beside_its_checkpoints_and_is_held_against_the_plan(tmp_path):
+    (trial,) = run_case("search", tmp_path, processes=1)
+    steps = range(2, trial["steps"] + 1, 2)
+    assert trial["saved"] == sorted(f"trial-7/checkpoint-{step}/packer_position.json" for step in steps)
+    assert trial["rates"] == pytest.approx(trial["expected"])
+    assert trial["refused"].keys() == {"num_train_epochs", "gradient_accumulation_steps"}
+    for argument, message in trial["refused"].items():
+        assert message.startswith(f"ConfigError: {argument}")
 
 
 def test_the_factor_goes_with_any_schedule(tmp_path):
