@@ -236,6 +236,10 @@ class PlanTrainerMixin(_Mixed):
         if checkpoint is True:
             checkpoint = get_last_checkpoint(self.args.output_dir)
         self._position = None if checkpoint is None else read_position(Path(checkpoint))
+        if self.model_wrapped is self.model:
+            # An evaluation before the training leaves a mark, by which accelerate takes the model for wrapped,
+            # and leaves DDP out: nobody would average gradients.
+            vars(self.model).pop("_is_accelerate_prepared", None)
         return super().train(resume_from_checkpoint, *args, **kwargs)
 
     def get_train_dataloader(self) -> Any:

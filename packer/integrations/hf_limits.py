@@ -147,8 +147,9 @@ def require_model(model: Any, plan: Plan, sp_size: int) -> None:
         )
     for adapter in getattr(model, "peft_config", {}).values():
         if getattr(adapter, "is_prompt_learning", False):
+            kind = getattr(adapter.peft_type, "value", adapter.peft_type)
             raise ConfigError(
-                f"a {adapter.peft_type} adapter puts tokens of its own in front of every row, for which the "
+                f"a {kind} adapter puts tokens of its own in front of every row, for which the "
                 "plan has no room; take one that changes weights, such as LoRA"
             )
     _require_attention(model, plan, sp_size)
