@@ -28,40 +28,27 @@ import torch
 
 from packer.errors import ConfigError, MissingExtraError
 from packer.integrations.accelerate import num_averaged, place_of, rank_and_world
-from packer.integrations.hf_evaluation import (
-    LABELS,
-    EvaluationBatch,
-    PaddingCollator,
-    PlainEvaluation,
-    PlannedEvaluation,
-    RowGatherer,
-    pair_up,
-    require_each_sample_once,
-    require_plain,
-    rows_of,
-)
+from packer.integrations.hf_eval_batches import PaddingCollator
+from packer.integrations.hf_evaluation import PlanEvaluationMixin, as_plan
 from packer.integrations.hf_inputs import SHIFTED, model_inputs, plans_pairs
 from packer.integrations.hf_limits import (
     choose_max_steps,
-    require_evaluable,
     require_known_loss,
     require_model,
     require_trainable,
 )
-from packer.integrations.hf_loss import TokenMean, auxiliary_loss, logits_of, loss_sum
+from packer.integrations.hf_loss import auxiliary_loss, logits_of, loss_sum
 from packer.integrations.hf_position import read_position, write_position
-from packer.integrations.labels import IGNORE_INDEX, labels_are_shifted
-from packer.plan import Plan, load_plan
+from packer.integrations.labels import labels_are_shifted
+from packer.plan import Plan
 from packer.runtime import PlanLoader, PlanLR, Step, StepInfo, count_loss_tokens
 
 if TYPE_CHECKING:
     # Whether transformers is installed or not, and whatever types it declares: the same here.
-    _Mixed = Any
     Trainer = Any
     TrainerCallback = Any
     get_last_checkpoint: Any
 else:
-    _Mixed = object
     try:
         from transformers import Trainer, TrainerCallback
         from transformers.trainer_utils import get_last_checkpoint
@@ -71,7 +58,7 @@ else:
         ) from error
 
 
-class PlanTrainerMixin(_Mixed):
+class PlanTrainerMixin(PlanEvaluationMixin):
     """Put in front of ``Trainer``, or of a subclass of it, to play a plan.
 
     ``max_steps`` comes from the plan where ``args`` name none. ``lr_scheduler_type`` may be any: the schedule
@@ -134,7 +121,7 @@ class PlanTrainerMixin(_Mixed):
             **kwargs,
         )
         self.train_dataset, self.eval_dataset = train_dataset, eval_dataset
-        self.plan = _load(plan)
+        self.plan = as_plan(plan)
         self.args: Any = copy.copy(self.args)  # another plan may be played with the user's
         self._asked_max_steps = self._chosen_max_steps = self.args.max_steps
         self._adapted: Any = None
@@ -150,10 +137,7 @@ class PlanTrainerMixin(_Mixed):
         self._loader = self._open(self.plan, train_dataset, self._place)
         self._step: Step | None = None
         self._counts_loss_tokens = _counts_loss_tokens(self.plan, train_dataset)
-        self._evaluations = self._open_evaluations(eval_plan)
-        self._evaluated = TokenMean()
-        self._rows = RowGatherer(self.accelerator, is_copy=False)
-        self._evaluation_speed: tuple[str, int] | None = None
+        self._open_evaluations(eval_plan)
         self._playing = _PlanCallback(self)
         # Before all others, which then see the plan's epochs and the rates that the optimizer is given.
         self.callback_handler.callbacks.insert(0, self._playing)
@@ -188,34 +172,6 @@ class PlanTrainerMixin(_Mixed):
         }
         return PlanLoader(plan, dataset, **options)
 
-    def _open_evaluations(self, eval_plan: Any) -> dict[str | None, PlannedEvaluation]:
-        """Open the plans of the evaluation sets that have one, and look at those that have none."""
-        plans = pair_up(self.eval_dataset, eval_plan, _load)
-        sets = self.eval_dataset if isinstance(self.eval_dataset, dict) else {None: self.eval_dataset}
-        rank, num_ranks, _ = self._evaluation_place()
-        opened = {}
-        for name, dataset in sets.items():
-            own = "" if name is None else f"[{name!r}]"
-            if name in plans:
-                require_each_sample_once(plans[name], f"eval_plan{own}")
-                require_model(self.model, plans[name], 1)
-                loader = self._open(plans[name], dataset, {"dp_rank": rank, "dp_size": num_ranks})
-                opened[name] = PlannedEvaluation(loader, self.model)
-            elif dataset is not None and isinstance(self.data_collator, PaddingCollator):
-                require_plain(dataset, self.model, f"eval_dataset{own}")
-            if name in plans or isinstance(self.data_collator, PaddingCollator):
-                require_evaluable(self.args, is_packed=name in plans and plans[name].layout == "packed")
-        return opened
-
-    def _evaluation_place(self) -> tuple[int, int, bool]:
-        """This process among those that share an evaluation, their number, whether it repeats another's work.
-
-        Rows are whole: sequence parallelism is off while a model evaluates.
-        """
-        rank, world = rank_and_world(self.accelerator)
-        tp_size = self.get_tp_size()
-        return rank // tp_size, world // tp_size, rank % tp_size > 0
-
     def _leave_slices_alone(self) -> None:
         """Keep accelerate from gathering and cutting rows that are cut already."""
         if self._adapted is self.accelerator:
@@ -237,9 +193,9 @@ class PlanTrainerMixin(_Mixed):
             checkpoint = get_last_checkpoint(self.args.output_dir)
         self._position = None if checkpoint is None else read_position(Path(checkpoint))
         if self.model_wrapped is self.model:
-            # An evaluation before the training leaves a mark, by which accelerate takes the model for wrapped,
-            # and leaves DDP out: nobody would average gradients.
-            vars(self.model).pop("_is_accelerate_prepared", None)
+            # An evaluation before the training leaves a mark by which accelerate takes the model for wrapped,
+            # and DDP is left out: nobody would average gradients.
+            self.model.__dict__.pop("_is_accelerate_prepared", None)
         return super().train(resume_from_checkpoint, *args, **kwargs)
 
     def get_train_dataloader(self) -> Any:
@@ -303,94 +259,6 @@ class PlanTrainerMixin(_Mixed):
             if self._divides_again:
                 loss = loss * self.args.gradient_accumulation_steps
         return (loss, outputs) if return_outputs else loss
-
-    def get_eval_dataloader(self, eval_dataset: Any = None) -> Any:
-        """Return the micro-batches of an evaluation set: of the only one, of a name's, or of another one."""
-        if eval_dataset is None or isinstance(eval_dataset, str):
-            if (planned := self._evaluations.get(eval_dataset)) is not None:
-                return planned
-            if self.eval_dataset is not None and isinstance(self.data_collator, PaddingCollator):
-                return self._plain(
-                    self.eval_dataset if eval_dataset is None else self.eval_dataset[eval_dataset]
-                )
-        elif isinstance(self.data_collator, PaddingCollator):
-            require_plain(eval_dataset, self.model, "eval_dataset")
-            return self._plain(eval_dataset)
-        return super().get_eval_dataloader(eval_dataset)
-
-    def get_test_dataloader(self, test_dataset: Any) -> Any:
-        """Return the batches of a data set to predict, in its order."""
-        if not isinstance(self.data_collator, PaddingCollator):
-            return super().get_test_dataloader(test_dataset)
-        require_plain(test_dataset, self.model, "test_dataset")
-        return self._plain(test_dataset)
-
-    def _plain(self, dataset: Any) -> PlainEvaluation:
-        rank, num_ranks, _ = self._evaluation_place()
-        return PlainEvaluation(
-            dataset,
-            self.data_collator,
-            self.model,
-            batch_size=self.args.eval_batch_size,
-            rank=rank,
-            num_ranks=num_ranks,
-            loader_options={
-                "num_workers": self.args.dataloader_num_workers,
-                "prefetch_factor": self.args.dataloader_prefetch_factor,
-            },
-        )
-
-    def evaluation_loop(
-        self, dataloader: Any, *args: Any, metric_key_prefix: str = "eval", **kwargs: Any
-    ) -> Any:
-        """Evaluate, with the mean over the tokens of all micro-batches on all ranks as the loss."""
-        if not isinstance(dataloader, PlannedEvaluation | PlainEvaluation):
-            return super().evaluation_loop(dataloader, *args, metric_key_prefix=metric_key_prefix, **kwargs)
-        *_, is_copy = self._evaluation_place()
-        self._evaluated = TokenMean()
-        self._rows = self.gather_function = RowGatherer(self.accelerator, is_copy=is_copy)
-        try:
-            output = super().evaluation_loop(dataloader, *args, metric_key_prefix=metric_key_prefix, **kwargs)
-        finally:
-            self.gather_function = self.accelerator.gather_for_metrics
-        output.metrics[f"{metric_key_prefix}_loss"] = self._evaluated.over_all_ranks()
-        self._evaluation_speed = (metric_key_prefix, len(dataloader))
-        return output
-
-    def prediction_step(
-        self,
-        model: Any,
-        inputs: dict[str, Any],
-        prediction_loss_only: bool,
-        ignore_keys: list[str] | None = None,
-    ) -> tuple[Any, Any, Any]:
-        """Return a micro-batch's mean loss and, one row a sample, its logits and its labels."""
-        if not isinstance(inputs, EvaluationBatch):
-            stock: tuple[Any, Any, Any] = super().prediction_step(
-                model, inputs, prediction_loss_only, ignore_keys
-            )
-            return stock
-        batch = inputs
-        inputs = self._prepare_inputs(dict(inputs))
-        labels = inputs.pop(LABELS)
-        num_tokens = (inputs[SHIFTED] != IGNORE_INDEX).sum()
-        with torch.no_grad(), self.compute_loss_context_manager():
-            loss, outputs = self.compute_loss(
-                model, inputs, return_outputs=True, num_items_in_batch=num_tokens.clamp(min=1)
-            )
-        loss = loss.detach().mean()
-        self._evaluated.add(loss, int(num_tokens))
-        self._rows.is_filler = batch.is_filler
-        if prediction_loss_only:
-            return loss, None, None
-        logits = logits_of(outputs, inputs[SHIFTED], self.model).detach()
-        return loss, rows_of(logits, batch), rows_of(labels, batch)
-
-    def num_examples(self, dataloader: Any) -> int:
-        """Return the number of samples that a loader plays."""
-        if isinstance(dataloader, PlannedEvaluation | PlainEvaluation):
-            return dataloader.num_samples
-        return int(super().num_examples(dataloader))
 
     def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
         """Log, with speeds by what was played instead of by the batch sizes in the arguments."""
@@ -483,10 +351,6 @@ def _is_epoch(strategy: Any) -> bool:
 
 def _rate(count: int, seconds: float) -> float:
     return round(count / seconds, 3) if seconds else float("inf")
-
-
-def _load(plan: Any) -> Plan:
-    return plan if isinstance(plan, Plan) else load_plan(plan)
 
 
 def _each(datasets: Any, shown: Any) -> Any:

@@ -1,259 +1,168 @@
-"""What a Trainer evaluates on: a plan's micro-batches, or a data set in its own order, each sample once.
+"""Evaluation under Hugging Face's Trainer: what it plays, its loss, and what ``compute_metrics`` is given."""
 
-Ranks always make the same number of micro-batches, since a model may need all of them for each. Where the
-samples do not come out even, some are fillers: their labels are −100, and none of their rows is kept.
-"""
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
-
-import numpy as np
 import torch
-from torch.utils.data import DataLoader
 
-from packer.errors import ConfigError
-from packer.integrations.hf_inputs import SHIFTED, forward_parameters, label_ids, model_inputs, takes_pairs
-from packer.integrations.labels import IGNORE_INDEX, labels_are_shifted, shifted_labels
-from packer.plan import Plan
-from packer.runtime import Batch, PlanLoader
-from packer.wording import counted
+from packer.integrations.accelerate import rank_and_world
+from packer.integrations.hf_eval_batches import (
+    LABELS,
+    EvaluationBatch,
+    PaddingCollator,
+    PlainEvaluation,
+    PlannedEvaluation,
+    RowGatherer,
+    pair_up,
+    require_each_sample_once,
+    require_plain,
+    rows_of,
+)
+from packer.integrations.hf_inputs import SHIFTED
+from packer.integrations.hf_limits import require_evaluable, require_model
+from packer.integrations.hf_loss import TokenMean, logits_of
+from packer.integrations.labels import IGNORE_INDEX
+from packer.plan import Plan, load_plan
+from packer.runtime import PlanLoader
 
-LABELS = "labels"
-"""Labels as metrics take them, not shifted, among the inputs: taken out before the model sees them."""
-
-_UNWANTED_DROPS = ("remainder", "min_samples")
-"""Reasons for which a plan leaves out samples that nobody asked it to leave out."""
-
-
-class EvaluationBatch(dict[str, Any]):
-    """A model's inputs, with ``labels`` and ``shift_labels`` beside them."""
-
-    is_filler: bool = False
-    segments: Sequence[tuple[int, int]] | None = None
-    """Where the samples of a packed row begin and end; None where each has a row of its own."""
-
-
-class PlannedEvaluation:
-    """The micro-batches that this process has of a plan for evaluation, as often as it is asked for them."""
-
-    def __init__(self, loader: PlanLoader, model: Any) -> None:
-        """Play what ``loader`` plays, as inputs of ``model``."""
-        self._loader = loader
-        self._model = model
-        self._are_shifted = labels_are_shifted(loader.plan)
-        self.num_samples: int = loader.plan.header["epochs"][0]["num_samples"]
-
-    def __len__(self) -> int:
-        """Return the number of this process's micro-batches."""
-        return self._loader.plan.epoch(0).num_steps * self._loader.grad_accum
-
-    def __iter__(self) -> Iterator[EvaluationBatch]:
-        """Play the plan's one epoch."""
-        self._loader.set_epoch(0)
-        for batch in self._loader.microbatches():
-            yield self._inputs(batch)
-
-    def _inputs(self, batch: Batch) -> EvaluationBatch:
-        inputs = EvaluationBatch(model_inputs(self._model, batch, are_shifted=self._are_shifted))
-        inputs[LABELS] = label_ids(self._model, batch)
-        assert batch.info is not None  # the loader's own
-        inputs.is_filler = batch.info.is_filler
-        if "cu_seqlens" in batch:
-            starts = batch["cu_seqlens"].tolist()
-            lengths = batch.info.seqlens.tolist()
-            inputs.segments = [
-                (start, start + length) for start, length in zip(starts, lengths, strict=False)
-            ]
-        return inputs
+if TYPE_CHECKING:
+    # Whether transformers is installed or not, and whatever types it declares: the same here.
+    _Mixed = Any
+else:
+    _Mixed = object
 
 
-class PlainEvaluation:
-    """A data set in its own order, in batches that are dealt to the processes in turn."""
+class PlanEvaluationMixin(_Mixed):
+    """The part of ``PlanTrainerMixin`` that evaluates: by tokens, each sample once, on any number of ranks.
 
-    def __init__(
-        self,
-        dataset: Any,
-        collate: "PaddingCollator",
-        model: Any,
-        *,
-        batch_size: int,
-        rank: int,
-        num_ranks: int,
-        loader_options: Mapping[str, Any],
-    ) -> None:
-        """Take this process's share.
+    Where the user brought a ``data_collator``, sets without a plan are the stock Trainer's affair.
+    """
 
-        Args:
-            dataset: A map-style data set.
-            collate: Makes a batch.
-            model: What takes it.
-            batch_size: Samples of a batch.
-            rank: This process's place among those that share the evaluation.
-            num_ranks: Their number.
-            loader_options: Further arguments of torch's ``DataLoader``.
+    def _open(self, plan: Plan, dataset: Any, place: Mapping[str, int]) -> PlanLoader:
+        """Make a loader as the Trainer's arguments say."""
+        raise NotImplementedError
+
+    def _open_evaluations(self, eval_plan: Any) -> None:
+        """Open the plans of the evaluation sets that have one, and look at those that have none."""
+        plans = pair_up(self.eval_dataset, eval_plan, as_plan)
+        sets = self.eval_dataset if isinstance(self.eval_dataset, dict) else {None: self.eval_dataset}
+        rank, num_ranks, _ = self._evaluation_place()
+        self._evaluations: dict[str | None, PlannedEvaluation] = {}
+        self._evaluated = TokenMean()
+        self._rows = RowGatherer(self.accelerator, is_copy=False)
+        self._evaluation_speed: tuple[str, int] | None = None
+        for name, dataset in sets.items():
+            own = "" if name is None else f"[{name!r}]"
+            if name in plans:
+                require_each_sample_once(plans[name], f"eval_plan{own}")
+                require_model(self.model, plans[name], 1)
+                loader = self._open(plans[name], dataset, {"dp_rank": rank, "dp_size": num_ranks})
+                self._evaluations[name] = PlannedEvaluation(loader, self.model)
+            elif dataset is not None and isinstance(self.data_collator, PaddingCollator):
+                require_plain(dataset, self.model, f"eval_dataset{own}")
+            if name in plans or isinstance(self.data_collator, PaddingCollator):
+                require_evaluable(self.args, is_packed=name in plans and plans[name].layout == "packed")
+
+    def _evaluation_place(self) -> tuple[int, int, bool]:
+        """This process among those that share an evaluation, their number, whether it repeats another's work.
+
+        Rows are whole: sequence parallelism is off while a model evaluates.
         """
-        self.num_samples = len(dataset)
-        ids = range(self.num_samples)
-        batches = [list(ids[first : first + batch_size]) for first in ids[::batch_size]]
-        self._batches = batches[rank::num_ranks]
-        self._num_own = len(self._batches)
-        if self._num_own < -(-len(batches) // num_ranks):
-            self._batches.append([0])
-        self._loader = DataLoader(
-            dataset, batch_sampler=self._batches, collate_fn=collate, **dict(loader_options)
+        rank, world = rank_and_world(self.accelerator)
+        tp_size = self.get_tp_size()
+        return rank // tp_size, world // tp_size, rank % tp_size > 0
+
+    def get_eval_dataloader(self, eval_dataset: Any = None) -> Any:
+        """Return the micro-batches of an evaluation set: of the only one, of a name's, or of another one."""
+        if eval_dataset is self.eval_dataset:  # the Trainer asks for its only set as itself, and not by None
+            eval_dataset = None
+        if eval_dataset is None or isinstance(eval_dataset, str):
+            if (planned := self._evaluations.get(eval_dataset)) is not None:
+                return planned
+            if self.eval_dataset is not None and isinstance(self.data_collator, PaddingCollator):
+                return self._plain(
+                    self.eval_dataset if eval_dataset is None else self.eval_dataset[eval_dataset]
+                )
+        elif isinstance(self.data_collator, PaddingCollator):
+            require_plain(eval_dataset, self.model, "eval_dataset")
+            return self._plain(eval_dataset)
+        return super().get_eval_dataloader(eval_dataset)
+
+    def get_test_dataloader(self, test_dataset: Any) -> Any:
+        """Return the batches of a data set to predict, in its order."""
+        if not isinstance(self.data_collator, PaddingCollator):
+            return super().get_test_dataloader(test_dataset)
+        require_plain(test_dataset, self.model, "test_dataset")
+        return self._plain(test_dataset)
+
+    def _plain(self, dataset: Any) -> PlainEvaluation:
+        rank, num_ranks, _ = self._evaluation_place()
+        return PlainEvaluation(
+            dataset,
+            self.data_collator,
+            self.model,
+            batch_size=self.args.eval_batch_size,
+            rank=rank,
+            num_ranks=num_ranks,
+            loader_options={
+                "num_workers": self.args.dataloader_num_workers,
+                "prefetch_factor": self.args.dataloader_prefetch_factor,
+            },
         )
-        self._taken = set(forward_parameters(model)) | {LABELS, SHIFTED}
 
-    def __len__(self) -> int:
-        """Return the number of this process's batches."""
-        return len(self._batches)
+    def evaluation_loop(
+        self, dataloader: Any, *args: Any, metric_key_prefix: str = "eval", **kwargs: Any
+    ) -> Any:
+        """Evaluate, with the mean over the tokens of all micro-batches on all ranks as the loss."""
+        if not isinstance(dataloader, PlannedEvaluation | PlainEvaluation):
+            return super().evaluation_loop(dataloader, *args, metric_key_prefix=metric_key_prefix, **kwargs)
+        *_, is_copy = self._evaluation_place()
+        self._evaluated = TokenMean()
+        self._rows = self.gather_function = RowGatherer(self.accelerator, is_copy=is_copy)
+        try:
+            output = super().evaluation_loop(dataloader, *args, metric_key_prefix=metric_key_prefix, **kwargs)
+        finally:
+            self.gather_function = self.accelerator.gather_for_metrics
+        output.metrics[f"{metric_key_prefix}_loss"] = self._evaluated.over_all_ranks()
+        self._evaluation_speed = (metric_key_prefix, len(dataloader))
+        return output
 
-    def __iter__(self) -> Iterator[EvaluationBatch]:
-        """Read the data set once."""
-        for index, batch in enumerate(self._loader):
-            inputs = EvaluationBatch({name: value for name, value in batch.items() if name in self._taken})
-            inputs[SHIFTED] = shifted_labels(inputs)
-            if index >= self._num_own:
-                inputs.is_filler = True
-                inputs[SHIFTED].fill_(IGNORE_INDEX)
-            yield inputs
-
-
-class PaddingCollator:
-    """Samples of ``input_ids``, and ``labels`` where they have some, as rows padded on the right.
-
-    Makes ``input_ids``, ``attention_mask`` and ``labels``, int64 ``(B, S)``. Labels are those of the samples,
-    else their ids; padding has −100.
-    """
-
-    def __call__(self, samples: Sequence[Mapping[str, Any]]) -> dict[str, torch.Tensor]:
-        """Make a batch of samples."""
-        ids = [_as_row(sample["input_ids"]) for sample in samples]
-        labels = [_as_row(sample.get(LABELS, sample["input_ids"])) for sample in samples]
-        return {
-            "input_ids": _padded(ids, 0),
-            "attention_mask": _padded([torch.ones_like(row) for row in ids], 0),
-            LABELS: _padded(labels, IGNORE_INDEX),
-        }
-
-
-def rows_of(tensor: torch.Tensor, inputs: EvaluationBatch) -> torch.Tensor:
-    """Return a tensor ``(1, T, …)`` of a packed row as one row a sample, padded with −100."""
-    if inputs.segments is None:
-        return tensor
-    rows = [tensor[0, first:last] for first, last in inputs.segments]
-    return torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=IGNORE_INDEX)
-
-
-class RowGatherer:
-    """Gathers the rows of all processes, which may differ in number, and leaves out those of fillers."""
-
-    def __init__(self, accelerator: Any, *, is_copy: bool) -> None:
-        """Gather with ``accelerator``; a process that sees another one's samples is a copy."""
-        self._accelerator = accelerator
-        self._is_copy = is_copy
-        self.is_filler = False
-        """Whether the rows at hand are a filler's."""
-
-    def __call__(self, tensors: Any) -> Any:
-        """Return nested tensors ``(rows, …)`` of all processes."""
-        if isinstance(tensors, Mapping):
-            return {name: self(tensor) for name, tensor in tensors.items()}
-        if isinstance(tensors, tuple | list):
-            return type(tensors)(self(tensor) for tensor in tensors)
-        return self._gather(tensors)
-
-    def _gather(self, tensor: torch.Tensor) -> torch.Tensor:
-        is_kept = not (self.is_filler or self._is_copy)
-        num_rows = torch.tensor([len(tensor) if is_kept else 0], device=tensor.device)
-        padded = self._accelerator.pad_across_processes(tensor.contiguous(), dim=0)
-        gathered: torch.Tensor = self._accelerator.gather(padded)
-        kept = self._accelerator.gather(num_rows).tolist()
-        size = len(padded)
-        return torch.cat([gathered[rank * size : rank * size + count] for rank, count in enumerate(kept)])
-
-
-def pair_up(eval_dataset: Any, eval_plan: Any, load: Callable[[Any], Plan]) -> dict[str | None, Plan]:
-    """Return the plan of each evaluation set that has one, under the set's name; None is the only set.
-
-    Raises:
-        ConfigError: A plan without its data set.
-    """
-    if eval_plan is None:
-        return {}
-    if eval_dataset is None:
-        raise ConfigError(
-            "eval_plan says in which order to evaluate, and on what is missing; give eval_dataset"
-        )
-    if isinstance(eval_dataset, dict) != isinstance(eval_plan, Mapping):
-        raise ConfigError(
-            "eval_dataset and eval_plan name their sets alike: one data set and one plan, or two "
-            "dictionaries with the same names"
-        )
-    if not isinstance(eval_plan, Mapping):
-        return {None: load(eval_plan)}
-    unknown = sorted(set(eval_plan) - set(eval_dataset))
-    if unknown:
-        raise ConfigError(
-            f"eval_plan[{unknown[0]!r}] has no data set; eval_dataset has "
-            + ", ".join(map(repr, eval_dataset))
-        )
-    return {name: load(plan) for name, plan in eval_plan.items()}
-
-
-def require_each_sample_once(plan: Plan, what: str) -> None:
-    """Refuse a plan that would evaluate some samples never, or twice.
-
-    Raises:
-        ConfigError: Names the plan, what it does, and the cure.
-    """
-    if plan.num_epochs != 1:
-        raise ConfigError(
-            f"{what} has {plan.num_epochs} epochs, and an evaluation is one; plan it with --epochs 1"
-        )
-    (epoch,) = plan.header["epochs"]
-    dropped = {**plan.header["dropped"], **epoch["dropped"]}
-    for reason in _UNWANTED_DROPS:
-        if reason in dropped:
-            raise ConfigError(
-                f"{what} leaves out {counted(dropped[reason]['num_samples'], 'sample')} "
-                f"({reason.replace('_', ' ')}), so its loss would be another one; plan the evaluation with "
-                "--remainder keep and without --min-samples"
+    def prediction_step(
+        self,
+        model: Any,
+        inputs: dict[str, Any],
+        prediction_loss_only: bool,
+        ignore_keys: list[str] | None = None,
+    ) -> tuple[Any, Any, Any]:
+        """Return a micro-batch's mean loss and, one row a sample, its logits and its labels."""
+        if not isinstance(inputs, EvaluationBatch):
+            stock: tuple[Any, Any, Any] = super().prediction_step(
+                model, inputs, prediction_loss_only, ignore_keys
             )
-    if epoch["num_repeats"]:
-        raise ConfigError(
-            f"{what} plays {counted(epoch['num_repeats'], 'micro-batch')} twice (--remainder fill), which "
-            "would count twice; plan the evaluation with --remainder keep"
-        )
+            return stock
+        batch = inputs
+        inputs = self._prepare_inputs(dict(inputs))
+        labels = inputs.pop(LABELS)
+        num_tokens = (inputs[SHIFTED] != IGNORE_INDEX).sum()
+        with torch.no_grad(), self.compute_loss_context_manager():
+            loss, outputs = self.compute_loss(
+                model, inputs, return_outputs=True, num_items_in_batch=num_tokens.clamp(min=1)
+            )
+        loss = loss.detach().mean()
+        self._evaluated.add(loss, int(num_tokens))
+        self._rows.is_filler = batch.is_filler
+        if prediction_loss_only:
+            return loss, None, None
+        logits = logits_of(outputs, inputs[SHIFTED], self.model).detach()
+        return loss, rows_of(logits, batch), rows_of(labels, batch)
+
+    def num_examples(self, dataloader: Any) -> int:
+        """Return the number of samples that a loader plays."""
+        if isinstance(dataloader, PlannedEvaluation | PlainEvaluation):
+            return dataloader.num_samples
+        return int(super().num_examples(dataloader))
 
 
-def require_plain(dataset: Any, model: Any, what: str) -> None:
-    """Refuse a data set that the padding collator cannot make batches of.
-
-    Raises:
-        ConfigError: Names the set, what it lacks, and the cure.
-    """
-    cure = "give packer.open_dataset(…), eval_plan, or a data_collator of your own"
-    if takes_pairs(model):
-        raise ConfigError(
-            f"{what} is for a model with an encoder and a decoder, whose pairs are not padded here; give "
-            "eval_plan, or data_collator=DataCollatorForSeq2Seq(…)"
-        )
-    if not hasattr(dataset, "__len__") or not hasattr(dataset, "__getitem__"):
-        raise ConfigError(f"{what} is a {type(dataset).__name__}, which has no sample by its number; {cure}")
-    if not len(dataset):
-        raise ConfigError(f"{what} holds no sample to evaluate on; {cure}")
-    sample = dataset[0]
-    if not isinstance(sample, Mapping) or "input_ids" not in sample:
-        fields = ", ".join(map(str, sample)) if isinstance(sample, Mapping) else type(sample).__name__
-        raise ConfigError(f"{what} has samples without input_ids, token ids ({fields}); {cure}")
-
-
-def _as_row(values: Any) -> torch.Tensor:
-    if isinstance(values, torch.Tensor):
-        return values.to(torch.int64)
-    return torch.from_numpy(np.array(values, np.int64))  # a copy: what a data set maps may be read-only
-
-
-def _padded(rows: list[torch.Tensor], value: int) -> torch.Tensor:
-    return torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=value)
+def as_plan(plan: Any) -> Plan:
+    """Return a plan that is given as itself, or as its directory."""
+    return plan if isinstance(plan, Plan) else load_plan(plan)

@@ -25,7 +25,8 @@ import numpy as np
 
 from packer.errors import ConfigError, MissingExtraError
 from packer.integrations.hf import PlanTrainerMixin
-from packer.plan import Plan, load_plan
+from packer.integrations.hf_evaluation import as_plan
+from packer.plan import Plan
 
 if TYPE_CHECKING:
     # Whether TRL is installed or not, and whatever types it declares: the same here.
@@ -79,7 +80,7 @@ class PlanSFTMixin(PlanTrainerMixin):
             PlanError: The plan does not fit this number of processes.
             SourceChangedError: A data set has another number of samples than its plan was made for.
         """
-        plan = plan if isinstance(plan, Plan) else load_plan(plan)
+        plan = as_plan(plan)
         if formatting_func is not None:
             raise ConfigError(
                 "formatting_func would format samples that are token ids; analyze with --text-template, or "

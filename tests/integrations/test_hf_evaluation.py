@@ -20,6 +20,7 @@ def test_loss_and_metrics_are_those_of_the_samples_one_by_one(tmp_path, processe
         for found in rank["found"].values():
             assert found == pytest.approx(rank["alone"], rel=1e-5)
         assert rank["only"] == pytest.approx(rank["alone"]["loss"], rel=1e-5)
+        assert rank["only steps"] * processes == pytest.approx(2 * rank["planned steps"]["packed"], rel=0.05)
         assert rank["in order"]
         assert rank["same model"]
         for samples in rank["samples"].values():

@@ -109,6 +109,7 @@ def figures(folder: str) -> dict[str, Any]:
             },
         },
         "only": only["eval_loss"],
+        "only steps": only["eval_steps_per_second"] * only["eval_runtime"],
         "in order": all(order),
         "samples": {name: found[f"eval_{name}_samples_per_second"] * seconds[name] for name in seconds},
         "steps": {name: found[f"eval_{name}_steps_per_second"] * seconds[name] for name in seconds},
