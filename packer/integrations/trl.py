@@ -38,7 +38,9 @@ else:
         from datasets import Dataset as Rows
         from trl import SFTConfig, SFTTrainer
     except ImportError as error:
-        raise MissingExtraError(f"PlanSFTTrainer needs TRL: pip install trl ({error})") from error
+        raise MissingExtraError(
+            f"PlanSFTTrainer needs TRL: pip install 'microbatch-packer[trl]' ({error})"
+        ) from error
 
 _DECIDED_BEFORE = {
     "packing": "the plan packs; plan with --layout packed",
