@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import torch
+import torch.distributed as dist
 from torch.utils.data import DataLoader
 
 from packer.errors import ConfigError
@@ -148,9 +149,8 @@ def rows_of(tensor: torch.Tensor, inputs: EvaluationBatch) -> torch.Tensor:
 class RowGatherer:
     """Gathers the rows of all processes, which may differ in number, and leaves out those of fillers."""
 
-    def __init__(self, accelerator: Any, *, is_copy: bool) -> None:
-        """Gather with ``accelerator``; a process that sees another one's samples is a copy."""
-        self._accelerator = accelerator
+    def __init__(self, *, is_copy: bool) -> None:
+        """Gather; a process that sees another one's samples is a copy."""
         self._is_copy = is_copy
         self.is_filler = False
         """Whether the rows at hand are a filler's."""
@@ -161,16 +161,20 @@ class RowGatherer:
             return {name: self(tensor) for name, tensor in tensors.items()}
         if isinstance(tensors, tuple | list):
             return type(tensors)(self(tensor) for tensor in tensors)
-        return self._gather(tensors)
+        return self._gather(tensors[:0] if self.is_filler or self._is_copy else tensors)
 
-    def _gather(self, tensor: torch.Tensor) -> torch.Tensor:
-        is_kept = not (self.is_filler or self._is_copy)
-        num_rows = torch.tensor([len(tensor) if is_kept else 0], device=tensor.device)
-        padded = self._accelerator.pad_across_processes(tensor.contiguous(), dim=0)
-        gathered: torch.Tensor = self._accelerator.gather(padded)
-        kept = self._accelerator.gather(num_rows).tolist()
-        size = len(padded)
-        return torch.cat([gathered[rank * size : rank * size + count] for rank, count in enumerate(kept)])
+    def _gather(self, rows: torch.Tensor) -> torch.Tensor:
+        if not (dist.is_available() and dist.is_initialized()):
+            return rows
+        counts = torch.zeros(dist.get_world_size(), dtype=torch.int64, device=rows.device)
+        counts[dist.get_rank()] = len(rows)
+        dist.all_reduce(counts)
+        most = int(counts.max())
+        padded = rows.new_zeros((most, *rows.shape[1:]))
+        padded[: len(rows)] = rows
+        gathered = [torch.empty_like(padded) for _ in counts]
+        dist.all_gather(gathered, padded)
+        return torch.cat([own[:count] for own, count in zip(gathered, counts.tolist(), strict=True)])
 
 
 def pair_up(eval_dataset: Any, eval_plan: Any, load: Callable[[Any], Plan]) -> dict[str | None, Plan]:

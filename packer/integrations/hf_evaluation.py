@@ -49,7 +49,7 @@ class PlanEvaluationMixin(_Mixed):
         rank, num_ranks, _ = self._evaluation_place()
         self._evaluations: dict[str | None, PlannedEvaluation] = {}
         self._evaluated = TokenMean()
-        self._rows = RowGatherer(self.accelerator, is_copy=False)
+        self._rows = RowGatherer(is_copy=False)
         self._evaluation_speed: tuple[str, int] | None = None
         for name, dataset in sets.items():
             own = "" if name is None else f"[{name!r}]"
@@ -118,7 +118,7 @@ class PlanEvaluationMixin(_Mixed):
             return super().evaluation_loop(dataloader, *args, metric_key_prefix=metric_key_prefix, **kwargs)
         *_, is_copy = self._evaluation_place()
         self._evaluated = TokenMean()
-        self._rows = self.gather_function = RowGatherer(self.accelerator, is_copy=is_copy)
+        self._rows = self.gather_function = RowGatherer(is_copy=is_copy)
         try:
             output = super().evaluation_loop(dataloader, *args, metric_key_prefix=metric_key_prefix, **kwargs)
         finally:

@@ -327,12 +327,58 @@ def deepspeed_ulysses(folder: str, *stages: str) -> dict[str, Any]:
     for stage in stages:
         with _ulysses_left_behind():
             found[f"zero {stage}"] = one_step(folder, data, plan, **ulysses_options(int(stage)))
+    with _ulysses_left_behind():
+        found["evaluation"] = _evaluated_whole(folder, data, plan)
     packed = tiny.plan(data, loss_tokens=True, layout="packed", sp_size=2)
     ALL_ATTENTION_FUNCTIONS["flash_attention_2"] = attention_by_segments
     with _ulysses_left_behind():
         options = ulysses_options(1, "flash_attention_2")
         found["packed"] = one_step(folder, data, packed, attention="flash_attention_2", **options)
     return found
+
+
+def _evaluated_whole(folder: str, data, plan) -> dict[str, float]:
+    """While the model evaluates, each rank has rows of its own, several samples each."""
+    held_out = tiny.Tokens(21, prompts=True)
+    trainer = make_trainer(
+        folder,
+        data,
+        plan,
+        max_steps=1,
+        eval_dataset=held_out,
+        eval_plan=tiny.plan(held_out, loss_tokens=True, remainder="keep"),
+        eval_strategy="steps",
+        eval_steps=1,
+        **ulysses_options(1),
+    )
+    trainer.train()
+    trainer.model.eval()
+    (found,) = (entry["eval_loss"] for entry in trainer.state.log_history if "eval_loss" in entry)
+    return {"found": found, "expected": tiny.mean_loss(trainer.model, held_out, range(21)).item()}
+
+
+def untrainable(folder: str) -> dict[str, Any]:
+    """A plan whose first steps have no token to learn: they leave the weights as they are, and no NaN."""
+    data = tiny.Tokens(24, prompts=True)
+    for sample in data.samples[:8]:
+        sample["labels"][:] = -100
+    plan = tiny.plan(data, loss_tokens=True, order="sequential", max_samples=2)
+    weights = []
+
+    class Watch(TrainerCallback):
+        def on_step_end(self, args, state, control, model=None, **kwargs):
+            weights.append(tiny.weights(model))
+
+    trainer = make_trainer(folder, data, plan, gradient_accumulation_steps=4, max_steps=3)
+    before = tiny.weights(trainer.model)
+    trainer.add_callback(Watch())
+    trainer.train()
+    return {
+        "untouched": torch.equal(weights[0], before),
+        "trained": not torch.equal(weights[2], before),
+        "finite": bool(weights[2].isfinite().all()),
+        "losses": [entry["loss"] for entry in trainer.state.log_history if "loss" in entry],
+    }
 
 
 def attention_by_segments(module, query, key, value, attention_mask, *, cu_seq_lens_q, **kwargs):
