@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from packer.integrations.labels import shifted_labels
+from packer.integrations.labels import labels_are_shifted, shifted_labels
 from packer.runtime import PlanLoader
 
 
@@ -33,6 +33,7 @@ class TorchtitanLoader:
         self.loader = loader
         self._flat = loader.microbatches()
         self._positions = positions
+        self._are_shifted = labels_are_shifted(loader.plan)
 
     def __iter__(self) -> Iterator[tuple[dict[str, torch.Tensor], torch.Tensor]]:
         """Play on, to the end of the last epoch."""
@@ -41,7 +42,7 @@ class TorchtitanLoader:
                 inputs = {"input": batch["input_ids"]}
                 if self._positions is not None:
                     inputs[self._positions] = batch["position_ids"]
-                yield inputs, shifted_labels(batch)
+                yield inputs, shifted_labels(batch, are_shifted=self._are_shifted)
 
     def loss_weight(self, num_averaged: int = 1) -> float:
         """Return what the sum of a micro-batch's loss is multiplied by.
