@@ -31,7 +31,7 @@ from torch.utils.data import DataLoader
 from packer.plan import DroppedSamples, Plan, PlanFacts, PlannedEpoch, load_plan, write_plan
 from packer.planner import PlanConfig
 from packer.runtime import PlanLoader
-from packer.runtime.collate import Collator, PlannedShape
+from packer.runtime.batches.collate import Collator, PlannedShape
 
 TOKENS = 8192
 SEQLEN = 512

@@ -39,9 +39,9 @@ from gpu_decoder import Decoder, Shape
 from torch.utils.data import DataLoader
 
 import packer
-from packer.runtime.batch import Batch
-from packer.runtime.collate import Collator, PlannedShape
-from packer.runtime.device import to_device
+from packer.runtime.batches.batch import Batch
+from packer.runtime.batches.collate import Collator, PlannedShape
+from packer.runtime.loader.device import to_device
 
 LENGTHS = Path(__file__).parent / "data" / "azure_llm_2023_lengths.parquet"
 NUM_HELD_OUT = 256

@@ -15,7 +15,7 @@ from decoder import Decoder, DecoderConfig
 from torch.nn.functional import scaled_dot_product_attention
 
 import packer
-from packer.runtime.ulysses import UlyssesAttention
+from packer.runtime.sequence_parallel import UlyssesAttention
 
 DATA = Path(__file__).parent / "data"
 

@@ -19,7 +19,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from torch.nn.parallel import DistributedDataParallel
 
 import packer
-from packer.runtime.ulysses import UlyssesAttention
+from packer.runtime.sequence_parallel import UlyssesAttention
 
 DATA = Path(__file__).parent / "data"
 

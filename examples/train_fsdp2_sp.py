@@ -25,7 +25,7 @@ from torch.nn.functional import scaled_dot_product_attention
 import packer
 from packer.runtime import Batch
 from packer.runtime.masks import block_diagonal_mask
-from packer.runtime.ulysses import UlyssesAttention
+from packer.runtime.sequence_parallel import UlyssesAttention
 
 DATA = Path(__file__).parent / "data"
 

@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 from packer.errors import PackerError, PlanError, StateError
 from packer.plan import Plan
-from packer.runtime.batch import Batch, StepInfo
+from packer.runtime.batches.batch import Batch, StepInfo
 
 
 class Place(NamedTuple):

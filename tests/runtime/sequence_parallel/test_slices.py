@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from packer.errors import LengthMismatchError
-from packer.runtime.shard import RowLayout, rank_spans
-from packer.runtime.slices import read_shard
+from packer.runtime.sequence_parallel.shard import RowLayout, rank_spans
+from packer.runtime.sequence_parallel.slices import read_shard
 from tests import naive
 
 SHARDS = ["contiguous", "zigzag", "zigzag-samples", "zigzag-samples-torch"]

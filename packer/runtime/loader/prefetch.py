@@ -11,10 +11,10 @@ import torch
 from torch.utils.data import DataLoader
 
 from packer.errors import ConfigError, PackerError, WorkerLostError
-from packer.runtime.batch import Batch
-from packer.runtime.parcel import Parcel
-from packer.runtime.progress import Place
-from packer.runtime.reader import MicroBatchReader
+from packer.runtime.batches.batch import Batch
+from packer.runtime.loader.parcel import Parcel
+from packer.runtime.loader.progress import Place
+from packer.runtime.loader.reader import MicroBatchReader
 
 ReadBatch = Batch | PackerError
 """A batch, or, in its place, what kept it from being made."""

@@ -11,6 +11,9 @@ from packer.errors import SourceError
 
 Sample = Mapping[str, Any]
 
+IGNORE_INDEX = -100
+"""The label that no loss looks at."""
+
 
 def num_values(values: Any) -> int | None:
     """Return the first dimension of an array, a tensor or a list of numbers; None for anything else."""

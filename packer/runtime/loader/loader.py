@@ -9,17 +9,17 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from packer.errors import ConfigError, PlanError
 from packer.plan import Epoch, Plan, load_plan
-from packer.runtime.batch import Batch, StepInfo
-from packer.runtime.collate import Collator
-from packer.runtime.device import to_device
-from packer.runtime.fields import Sample
-from packer.runtime.pieces import require_dataset
-from packer.runtime.prefetch import ReadBatch, Schedule, read_in_order
-from packer.runtime.progress import EpochStream, Place, Progress
-from packer.runtime.reader import MicroBatchReader, Slicing, UserCollate
-from packer.runtime.shard import Shard, require_divisible
-from packer.runtime.state import VERSION, LoaderState, Resume
-from packer.runtime.step import Step
+from packer.runtime.batches.batch import Batch, StepInfo
+from packer.runtime.batches.collate import Collator
+from packer.runtime.batches.fields import Sample
+from packer.runtime.batches.pieces import require_dataset
+from packer.runtime.loader.device import to_device
+from packer.runtime.loader.prefetch import ReadBatch, Schedule, read_in_order
+from packer.runtime.loader.progress import EpochStream, Place, Progress
+from packer.runtime.loader.reader import MicroBatchReader, Slicing, UserCollate
+from packer.runtime.loader.state import VERSION, LoaderState, Resume
+from packer.runtime.loader.step import Step
+from packer.runtime.sequence_parallel.shard import Shard, require_divisible
 from packer.runtime.topology import find_coordinates, grad_accum_for
 from packer.wording import counted
 

@@ -9,8 +9,14 @@ import torch
 from numpy.typing import NDArray
 
 from packer.errors import ConfigError, PackerError, SourceError
-from packer.runtime.fields import Sample, copy_into, difference, num_values, require_same_fields
-from packer.runtime.shard import IGNORE_INDEX
+from packer.runtime.batches.fields import (
+    IGNORE_INDEX,
+    Sample,
+    copy_into,
+    difference,
+    num_values,
+    require_same_fields,
+)
 
 _MADE_HERE = frozenset({"attention_mask", "cu_seqlens", "labels", "max_seqlen", "position_ids"})
 """Never taken from the samples as they are: the plan's shape decides them."""

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from packer.runtime import Batch, PlanLoader
-from packer.runtime.parcel import INLINE_BYTES, Parcel
+from packer.runtime.loader.parcel import INLINE_BYTES, Parcel
 from tests.runtime.replays import Tokens, lengths, make_plan
 
 

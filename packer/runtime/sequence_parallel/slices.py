@@ -8,9 +8,9 @@ import torch
 from numpy.typing import NDArray
 
 from packer.errors import LengthMismatchError
-from packer.runtime.fields import num_values, put, require_aligned
-from packer.runtime.pieces import length_mismatch, num_tokens, read_samples, read_slice
-from packer.runtime.shard import IGNORE_INDEX, Piece, RowLayout, cut, position_ids
+from packer.runtime.batches.fields import IGNORE_INDEX, num_values, put, require_aligned
+from packer.runtime.batches.pieces import length_mismatch, num_tokens, read_samples, read_slice
+from packer.runtime.sequence_parallel.shard import Piece, RowLayout, cut, position_ids
 
 _MADE_HERE = frozenset(
     {"attention_mask", "cu_seqlens", "labels", "max_seqlen", "position_ids", "shift_labels"}

@@ -341,7 +341,7 @@ for batch in batches:
 def test_workers_end_with_the_process_that_they_read_for(number: signal.Signals) -> None:
     run = subprocess.Popen(
         [sys.executable, "-c", READS_SLOWLY],
-        cwd=Path(__file__).parents[2],
+        cwd=Path(__file__).parents[3],
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
         start_new_session=True,

@@ -4,8 +4,8 @@ from collections import deque
 from collections.abc import Callable
 
 from packer.errors import PlanError
-from packer.runtime.batch import Batch, StepInfo
-from packer.runtime.progress import EpochStream
+from packer.runtime.batches.batch import Batch, StepInfo
+from packer.runtime.loader.progress import EpochStream
 from packer.wording import counted
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from packer.runtime.batch import Batch
+from packer.runtime.batches.batch import Batch
 
 INLINE_BYTES = 2048
 """What goes through the pipe that carries the message. More would be faster there up to about a mebibyte, but

@@ -3,7 +3,7 @@
 import torch
 import torch.distributed as dist
 
-from packer.runtime.step import Step
+from packer.runtime.loader.step import Step
 
 
 def count_loss_tokens(step: Step, group: dist.ProcessGroup | None = None) -> int:

@@ -26,9 +26,6 @@ Shard = Literal["contiguous", "zigzag", "zigzag-samples", "zigzag-samples-torch"
 each sample of a packed row (Megatron; torch's order per document pairs the same chunks, then cuts in runs).
 """
 
-IGNORE_INDEX = -100
-"""The label that no loss looks at."""
-
 
 @dataclass(frozen=True, slots=True)
 class RowLayout:

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import torch
 
 from packer.errors import PackerError
-from packer.runtime.batch import Batch
+from packer.runtime.batches.batch import Batch
 
 
 def to_device(batches: Iterator[Batch | PackerError], device: torch.device) -> Iterator[Batch | PackerError]:

@@ -18,8 +18,8 @@ from examples.decoder import Decoder, DecoderConfig
 from packer.errors import ConfigError, PlanError
 from packer.plan import Plan, plan_in_memory
 from packer.runtime import PlanLoader, count_loss_tokens, measure_loss_multiplier
-from packer.runtime.shard import RowLayout, rank_spans
-from packer.runtime.ulysses import UlyssesAttention
+from packer.runtime.sequence_parallel.shard import RowLayout, rank_spans
+from packer.runtime.sequence_parallel.ulysses import UlyssesAttention
 from tests import plans
 from tests.attentions import varlen
 from tests.ranks import BACKENDS, run_ranks

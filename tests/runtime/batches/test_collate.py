@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from packer.errors import ConfigError, LengthMismatchError
 from packer.plan import Plan, plan_in_memory
 from packer.runtime import Batch, PlanLoader
-from packer.runtime.collate import Collator, PlannedShape
+from packer.runtime.batches.collate import Collator, PlannedShape
 from tests import plans
 from tests.runtime.replays import Tokens, lengths, make_plan, tokens_of
 

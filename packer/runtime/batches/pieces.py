@@ -5,7 +5,7 @@ from typing import Any
 
 from packer.errors import ConfigError, LengthMismatchError, PackerError, SourceChangedError, SourceError
 from packer.plan import MicroBatch, Plan
-from packer.runtime.fields import Sample, num_values
+from packer.runtime.batches.fields import Sample, num_values
 
 
 def require_dataset(dataset: Any, plan: Plan) -> None:

@@ -8,13 +8,14 @@ import torch
 
 from packer.errors import ConfigError, PackerError
 from packer.plan import Epoch, MicroBatch, Plan
-from packer.runtime.batch import Batch, BatchInfo
-from packer.runtime.collate import Collated, Collator, PlannedShape, collate_alike
-from packer.runtime.pairs import collate_members, counted_member
-from packer.runtime.pieces import read_pieces, read_samples
-from packer.runtime.progress import Place
-from packer.runtime.shard import IGNORE_INDEX, RowLayout, Shard, rank_spans
-from packer.runtime.slices import read_shard
+from packer.runtime.batches.batch import Batch, BatchInfo
+from packer.runtime.batches.collate import Collated, Collator, PlannedShape, collate_alike
+from packer.runtime.batches.fields import IGNORE_INDEX
+from packer.runtime.batches.pairs import collate_members, counted_member
+from packer.runtime.batches.pieces import read_pieces, read_samples
+from packer.runtime.loader.progress import Place
+from packer.runtime.sequence_parallel.shard import RowLayout, Shard, rank_spans
+from packer.runtime.sequence_parallel.slices import read_shard
 from packer.runtime.topology import Coordinates, row_of
 
 UserCollate = Callable[[Sequence[Any], PlannedShape], Mapping[str, Any]]

@@ -11,7 +11,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from packer.errors import ConfigError
 from packer.plan import Plan
-from packer.runtime.batch import StepInfo
+from packer.runtime.batches.batch import StepInfo
 
 By = Literal["steps", "tokens", "samples"]
 

@@ -7,9 +7,9 @@ import numpy as np
 
 from packer.errors import LengthMismatchError, SourceError
 from packer.plan import MicroBatch, Plan
-from packer.runtime.batch import Batch, BatchInfo
-from packer.runtime.collate import Collated, Collator, PlannedShape, collate_alike
-from packer.runtime.pieces import length_mismatch, num_tokens
+from packer.runtime.batches.batch import Batch, BatchInfo
+from packer.runtime.batches.collate import Collated, Collator, PlannedShape, collate_alike
+from packer.runtime.batches.pieces import length_mismatch, num_tokens
 
 SEQLEN = "seqlen"
 

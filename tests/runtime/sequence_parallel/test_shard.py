@@ -15,7 +15,13 @@ from torch.distributed.tensor.experimental import _attention as torch_context_pa
 
 from packer.errors import ConfigError, PackerError, PlanError
 from packer.planner import PlanConfig, make_plan
-from packer.runtime.shard import RowLayout, even_edges, position_ids, rank_spans, require_divisible
+from packer.runtime.sequence_parallel.shard import (
+    RowLayout,
+    even_edges,
+    position_ids,
+    rank_spans,
+    require_divisible,
+)
 from tests.ranks import run_ranks
 
 ZIGZAGS = ["zigzag", "zigzag-samples", "zigzag-samples-torch"]

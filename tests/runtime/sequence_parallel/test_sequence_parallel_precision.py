@@ -14,7 +14,7 @@ from examples.decoder import Decoder, DecoderConfig
 from packer.plan import Plan
 from packer.planner import PlanConfig, make_plan
 from packer.runtime import PlanLoader
-from packer.runtime.ulysses import UlyssesAttention
+from packer.runtime.sequence_parallel.ulysses import UlyssesAttention
 from tests.ranks import BACKENDS, run_ranks
 from tests.runtime.replays import VOCABULARY, Tokens
 

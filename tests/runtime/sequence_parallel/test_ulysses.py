@@ -11,8 +11,13 @@ from torch.nn import functional
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
 from packer.errors import ConfigError
-from packer.runtime.shard import even_edges
-from packer.runtime.ulysses import UlyssesAttention, head_repeats, key_value_heads, query_heads
+from packer.runtime.sequence_parallel.shard import even_edges
+from packer.runtime.sequence_parallel.ulysses import (
+    UlyssesAttention,
+    head_repeats,
+    key_value_heads,
+    query_heads,
+)
 from tests.attentions import flash, flash_varlen, of_ones_own, reference, segments_of, varlen
 from tests.ranks import BACKENDS, run_ranks
 
