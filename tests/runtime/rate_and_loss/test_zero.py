@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from tests.runtime.rate_and_loss.test_loss import SEQLENS, Model
 
 from packer.runtime import measure_loss_multiplier
 from tests.ranks import run_ranks
+from tests.runtime.rate_and_loss.test_loss import SEQLENS, Model
 from tests.runtime.replays import tokens_of
 
 pytestmark = pytest.mark.frameworks
