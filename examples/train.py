@@ -67,6 +67,8 @@ def train_epoch(
 ) -> Iterator[tuple[packer.Step, float]]:
     """Play one epoch, or what is left of it; yield each step with its mean loss per token."""
     for step in loader:  # one optimizer update
+        if not step.num_loss_tokens:  # on every rank: a mean over no token is no number
+            continue
         total = torch.zeros((), device=loader.device)
         for batch in step:  # this rank's micro-batches, on the device
             loss_sum = model(batch)

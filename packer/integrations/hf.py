@@ -153,10 +153,7 @@ class PlanTrainerMixin(_Mixed):
     ) -> tuple[list[dict[str, Any]], torch.Tensor]:
         """Take one step of the plan: its micro-batches, and the tokens that its loss is a mean over."""
         step = next(epoch_iterator)
-        if self._counts_loss_tokens:  # tensor-parallel ranks all count the same tokens
-            num_loss_tokens = count_loss_tokens(step) // self.get_tp_size()
-        else:
-            num_loss_tokens = step.num_loss_tokens
+        num_loss_tokens = count_loss_tokens(step) if self._counts_loss_tokens else step.num_loss_tokens
         self._step = step
         inputs = [self._model_inputs(batch) for batch in step]
         return inputs, torch.tensor(max(num_loss_tokens, 1), device=device)

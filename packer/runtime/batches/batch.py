@@ -1,17 +1,20 @@
 """What the loader hands out: a mapping of tensors that knows what the plan says of its micro-batch."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, Literal, NamedTuple, TypeVar
 
 import numpy as np
 import torch
+import torch.utils._pytree as pytree
 from numpy.typing import NDArray
 
 from packer.errors import PlanError
 from packer.plan import StepRow
 
 Value = TypeVar("Value")
+
+LabelsFrom = Literal["dataset", "input_ids"] | None
 
 
 @dataclass(kw_only=True, slots=True)  # one is made for each step, and freezing doubles what that costs
@@ -81,6 +84,10 @@ class BatchInfo(NamedTuple):
     num_tokens: int
     num_loss_tokens: int
     """Labels other than −100 in this rank's tensors."""
+    planned_loss_tokens: int | None
+    """How many there must be by the plan; None where it says so of the whole step only, or not at all."""
+    labels_from: LabelsFrom
+    """The labels are the data set's, or the token ids; None: there are none that are known as such."""
     padded_seqlen: int
     """S in the padded layout, T in the packed one."""
     shape: tuple[int, int]
@@ -117,6 +124,16 @@ class Batch(dict[str, Any]):
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
         return getattr(info, name)
 
+    def copy(self) -> "Batch":
+        """Return a batch of the same tensors."""
+        return Batch(self, self.info, self.step)
+
+    def __or__(self, other: Mapping[str, Any]) -> "Batch":  # type: ignore[override]
+        return Batch({**self, **other}, self.info, self.step)
+
+    def __ror__(self, other: Mapping[str, Any]) -> "Batch":  # type: ignore[override]
+        return Batch({**other, **self}, self.info, self.step)
+
     def to(self, device: torch.device | str | int, *, non_blocking: bool = False) -> "Batch":
         """Return the batch with its tensors on ``device``."""
         return self.map_tensors(lambda tensor: tensor.to(device, non_blocking=non_blocking))
@@ -126,15 +143,62 @@ class Batch(dict[str, Any]):
         return self.map_tensors(torch.Tensor.pin_memory)
 
     def map_tensors(self, function: Callable[[torch.Tensor], torch.Tensor]) -> "Batch":
-        """Return the batch with ``function(tensor)`` for every tensor, those of nested batches too."""
+        """Return the batch with ``function(tensor)`` for every tensor, however deep in lists and mappings."""
         return self.map_values(torch.Tensor, function)
 
     def map_values(self, kind: type[Value], function: Callable[[Value], Any]) -> "Batch":
-        """Return the batch with ``function(value)`` for every value of a kind, in nested batches too."""
-        mapped: dict[str, Any] = {}
-        for name, value in self.items():
-            if isinstance(value, kind):
-                mapped[name] = function(value)
-            else:
-                mapped[name] = value.map_values(kind, function) if isinstance(value, Batch) else value
+        """Return the batch with ``function(value)`` for every value of a kind, also within other values."""
+        mapped = {name: _mapped(value, kind, function) for name, value in self.items()}
         return Batch(mapped, self.info, self.step)
+
+
+def _mapped(value: Any, kind: type[Value], function: Callable[[Value], Any]) -> Any:
+    if isinstance(value, kind):
+        return function(value)
+    if isinstance(value, Batch):
+        return value.map_values(kind, function)
+    if isinstance(value, dict):
+        return {name: _mapped(item, kind, function) for name, item in value.items()}
+    if isinstance(value, list):
+        return [_mapped(item, kind, function) for item in value]
+    if isinstance(value, tuple):
+        items = [_mapped(item, kind, function) for item in value]
+        return type(value)(*items) if hasattr(value, "_fields") else tuple(items)
+    return value
+
+
+class _Attributes:
+    """What a batch is besides its tensors; two batches of the same names have one structure."""
+
+    def __init__(self, batch: Batch) -> None:
+        self.names = tuple(batch)
+        self.info = batch.info
+        self.step = batch.step
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Attributes) and self.names == other.names
+
+    def __hash__(self) -> int:
+        return hash(self.names)
+
+
+def _flatten(batch: Batch) -> tuple[list[Any], _Attributes]:
+    return list(batch.values()), _Attributes(batch)
+
+
+def _flatten_with_keys(batch: Batch) -> tuple[list[tuple[pytree.KeyEntry, Any]], _Attributes]:
+    return [(pytree.MappingKey(name), value) for name, value in batch.items()], _Attributes(batch)
+
+
+def _unflatten(values: Iterable[Any], attributes: _Attributes) -> Batch:
+    return Batch(dict(zip(attributes.names, values, strict=True)), attributes.info, attributes.step)
+
+
+# What walks over nested values in torch, DDP say, sees the tensors of a batch and gives a batch back.
+pytree.register_pytree_node(
+    Batch,
+    _flatten,
+    _unflatten,
+    serialized_type_name="packer.Batch",
+    flatten_with_keys_fn=_flatten_with_keys,
+)

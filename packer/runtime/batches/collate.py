@@ -1,6 +1,6 @@
 """Samples to tensors: one sample a row, or all of them end to end in one row."""
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -9,17 +9,17 @@ import torch
 from numpy.typing import NDArray
 
 from packer.errors import ConfigError, PackerError, SourceError
+from packer.runtime.batches.batch import LabelsFrom
 from packer.runtime.batches.fields import (
     IGNORE_INDEX,
+    LABELS,
+    Fields,
     Sample,
     copy_into,
-    difference,
+    empty,
+    first_that_does_not_fit,
     num_values,
-    require_same_fields,
 )
-
-_MADE_HERE = frozenset({"attention_mask", "cu_seqlens", "labels", "max_seqlen", "position_ids"})
-"""Never taken from the samples as they are: the plan's shape decides them."""
 
 
 class PlannedShape(NamedTuple):
@@ -49,11 +49,14 @@ class Collated(NamedTuple):
 
     tensors: dict[str, Any]
     num_loss_tokens: int
+    labels_from: LabelsFrom
+    num_predictable: int = 0
+    """How many would, if no label were −100."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Collator:
-    """Makes the tensors of DESIGN's two layouts.
+    """Makes the tensors of the two layouts.
 
     Padded: ``input_ids, attention_mask, position_ids, labels``, each int64 ``(B, S)``. Packed: ``input_ids,
     position_ids, labels``, each int64 ``(1, T)``, ``cu_seqlens`` int32 and ``max_seqlen``, an int. The first
@@ -62,43 +65,35 @@ class Collator:
     item a sample.
     """
 
-    pad_values: Mapping[str, float]
-    """Field → what padding holds; 0 where not named. Labels are always padded with −100."""
-    token_fields: Collection[str] | None = None
-    """Fields with one value a token; None: all those whose first dimension is, in every sample of the
-    micro-batch, its length."""
-    labels_are_shifted: bool = False
-    """``labels[i]`` is what position i predicts already, so the first label of a sample counts."""
+    first_label_counts: bool = False
+    """Something predicts it: ``labels[i]`` is what position i predicts already, or what a decoder that is fed
+    the labels shifted by one predicts there."""
     pad_sample: Callable[[Sample, int], Sample] | None = None
-    """A user's function that pads one sample to a length; padded layout only."""
+    """A user's function that pads one sample to a length, on the right; padded layout only."""
 
-    def __call__(self, samples: Sequence[Sample], shape: PlannedShape) -> Collated:
-        """Collate samples that are, after any cut, as long as planned."""
-        aligned = self._aligned_fields(samples, shape)
+    def __call__(self, samples: Sequence[Sample], shape: PlannedShape, fields: Fields) -> Collated:
+        """Collate samples that are, after any cut, as long as planned, and have the run's fields."""
         if self.pad_sample is not None:
-            samples = [_padded(self.pad_sample, sample, shape.padded_seqlen) for sample in samples]
+            samples = [pad_on_the_right(self.pad_sample, sample, shape.padded_seqlen) for sample in samples]
         place = _Packed(shape) if shape.layout == "packed" else _Padded(shape)
         # (2, B, S): in one piece, since glibc gives several large ones back to the kernel after every batch
         ids, labels = np.empty((2, *shape.size), np.int64)
-        place.fill(ids, [sample["input_ids"] for sample in samples], self.pad_values.get("input_ids", 0))
-        num_loss_tokens = self._make_labels(labels, samples, shape, place, ids)
+        place.fill(ids, [sample["input_ids"] for sample in samples], fields.pad_value("input_ids"))
+        num_loss_tokens = self._make_labels(labels, samples, shape, place, ids, fields)
         tensors: dict[str, Any] = {
             "input_ids": torch.from_numpy(ids),
             "labels": torch.from_numpy(labels),
             "position_ids": torch.from_numpy(place.positions()),
             **place.tensors(),
         }
-        for name in samples[0]:
-            if name == "input_ids" or name in _MADE_HERE:
-                continue
-            values = [sample[name] for sample in samples]
-            if name in aligned:
-                out = _empty(shape.size, values[0])
-                place.fill(out, values, self.pad_values.get(name, 0))
-                tensors[name] = torch.as_tensor(out)
-            else:
-                tensors[name] = values
-        return Collated(tensors, num_loss_tokens)
+        for field in fields.aligned:
+            out = empty(shape.size, field)
+            place.fill(out, [sample[field.name] for sample in samples], fields.pad_value(field.name))
+            tensors[field.name] = torch.as_tensor(out)
+        for name in fields.listed:
+            tensors[name] = [sample[name] for sample in samples]
+        labels_from: LabelsFrom = "dataset" if fields.has_labels else "input_ids"
+        return Collated(tensors, num_loss_tokens, labels_from, place.num_tokens - len(samples))
 
     def _make_labels(
         self,
@@ -107,53 +102,42 @@ class Collator:
         shape: PlannedShape,
         place: "_Packed | _Padded",
         ids: NDArray[np.int64],
+        fields: Fields,
     ) -> int:
         """Write the labels and return how many of them count."""
         if shape.is_filler:
             labels.fill(IGNORE_INDEX)
             return 0
-        has_labels = "labels" in samples[0]
-        if has_labels:
-            place.fill(labels, [sample["labels"] for sample in samples], IGNORE_INDEX)
+        if fields.has_labels:
+            place.fill(labels, [sample[LABELS] for sample in samples], IGNORE_INDEX)
         else:
             np.copyto(labels, ids)
         place.mask_padding(labels)
-        if not self.labels_are_shifted:
+        if not self.first_label_counts:
             place.mask_starts(labels)
-        if has_labels or self.labels_are_shifted:
+        if fields.has_labels:
             return int(np.count_nonzero(labels != IGNORE_INDEX))
-        return sum(place.seqlens) - len(place.seqlens)
-
-    def _aligned_fields(self, samples: Sequence[Sample], shape: PlannedShape) -> Collection[str]:
-        if self.token_fields is not None:
-            return self.token_fields
-        first = samples[0]
-        if len(first) == 1:
-            return ()
-        seqlens = shape.seqlens.tolist()
-        return [
-            name
-            for name in first
-            if name not in _MADE_HERE
-            and all(num_values(sample[name]) == n for sample, n in zip(samples, seqlens, strict=True))
-        ]
+        return place.num_tokens - (0 if self.first_label_counts else len(samples))
 
 
 def collate_alike(
-    collator: Collator, samples: Sequence[Sample], sample_ids: NDArray[np.integer], shape: PlannedShape
+    collator: Collator,
+    samples: Sequence[Sample],
+    sample_ids: NDArray[np.integer],
+    shape: PlannedShape,
+    fields: Fields,
 ) -> Collated:
     """Collate samples, or say which of them is unlike the others.
 
     Raises:
-        SourceError: A sample has other fields than the others, or a field of another type or shape.
+        SourceError: A sample has a field of another type or shape than the run's.
     """
-    require_same_fields(samples, sample_ids, shape.seqlens, collator.token_fields)
     try:
-        return collator(samples, shape)
+        return collator(samples, shape, fields)
     except PackerError:
         raise
     except (TypeError, ValueError, RuntimeError) as error:
-        complaint = difference(samples, sample_ids)
+        complaint = first_that_does_not_fit(samples, sample_ids, fields)
         if complaint is None:
             raise
         raise SourceError(complaint) from error
@@ -164,12 +148,17 @@ class _Padded:
 
     def __init__(self, shape: PlannedShape) -> None:
         self.seqlens: list[int] = shape.seqlens.tolist()
+        self.num_tokens: int = sum(self.seqlens)
         self._size = shape.size
 
     def fill(self, out: Any, values: Sequence[Any], pad: float) -> None:
         """Write the samples' values on the left of the rows ``(B, S, …)`` and ``pad`` on the right."""
+        is_flat = isinstance(out, np.ndarray) and out.ndim == 2
         for row, value in zip(out, values, strict=True):
-            copy_into(row[: len(value)], value)
+            if is_flat and isinstance(value, np.ndarray) and value.dtype != np.uint64:
+                np.copyto(row[: len(value)], value, casting="safe")
+            else:
+                copy_into(row[: len(value)], value)
             row[len(value) :] = pad
 
     def positions(self) -> NDArray[np.int64]:
@@ -203,6 +192,7 @@ class _Packed:
         self._is_dense = multiple == 1
         segments = shape.seqlens if self._is_dense else -(-shape.seqlens // multiple) * multiple
         self.seqlens: list[int] = shape.seqlens.tolist()
+        self.num_tokens: int = sum(self.seqlens)
         # (n + 1,): edges of the samples, each with its own padding
         self._edges = np.zeros(len(segments) + 1, np.int64)
         np.add.accumulate(segments, out=self._edges[1:])
@@ -214,9 +204,11 @@ class _Packed:
 
     def fill(self, out: Any, values: Sequence[Any], pad: float) -> None:
         """Write the samples' values end to end into ``(1, T, …)``, and ``pad`` between and behind them."""
-        if self._is_dense and isinstance(out, np.ndarray):
-            np.concatenate(values, out=out[0, : self._used])
-        else:
+        try:
+            if not (self._is_dense and isinstance(out, np.ndarray)):
+                raise TypeError
+            np.concatenate(values, out=out[0, : self._used], casting="safe")
+        except TypeError:  # between them there is padding, or a type that numpy does not trust
             out[0, : self._used] = pad
             for start, value in zip(self._edges.tolist(), values, strict=False):
                 copy_into(out[0, start : start + len(value)], value)
@@ -249,11 +241,11 @@ class _Packed:
         labels.put(self._edges[:-1], IGNORE_INDEX)
 
 
-def _padded(pad_sample: Callable[[Sample, int], Sample], sample: Sample, length: int) -> Sample:
+def pad_on_the_right(pad_sample: Callable[[Sample, int], Sample], sample: Sample, length: int) -> Sample:
     """Let a user's function pad a sample.
 
     Raises:
-        ConfigError: It did not.
+        ConfigError: It did not, or put the padding elsewhere, where labels and mask would not look for it.
     """
     padded = pad_sample(sample, length)
     found = num_values(padded.get("input_ids")) if isinstance(padded, Mapping) else None
@@ -263,15 +255,13 @@ def _padded(pad_sample: Callable[[Sample, int], Sample], sample: Sample, length:
             f"sample_padding_fn returned {what} where {length:,} positions were asked for; let it return the "
             "sample's mapping with input_ids of that length"
         )
+    tokens = np.asarray(sample["input_ids"])
+    if not np.array_equal(np.asarray(padded["input_ids"])[: len(tokens)], tokens):
+        raise ConfigError(
+            f"sample_padding_fn moved the {len(tokens):,} tokens of a sample from its row's head; let it "
+            "pad on the right, where the loader's labels, mask and positions expect the padding"
+        )
     return padded
-
-
-def _empty(size: tuple[int, int], like: Any) -> Any:
-    """Return an array, or a tensor where the samples have tensors, of their dtype and trailing shape."""
-    if isinstance(like, torch.Tensor):
-        return torch.empty((*size, *like.shape[1:]), dtype=like.dtype)
-    like = np.asarray(like)
-    return np.empty((*size, *like.shape[1:]), like.dtype)
 
 
 _COUNTED = np.arange(4096)

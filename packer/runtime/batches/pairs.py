@@ -9,6 +9,7 @@ from packer.errors import LengthMismatchError, SourceError
 from packer.plan import MicroBatch, Plan
 from packer.runtime.batches.batch import Batch, BatchInfo
 from packer.runtime.batches.collate import Collated, Collator, PlannedShape, collate_alike
+from packer.runtime.batches.fields import Fields
 from packer.runtime.batches.pieces import length_mismatch, num_tokens
 
 SEQLEN = "seqlen"
@@ -29,9 +30,19 @@ def counted_member(plan: Plan) -> str | None:
 
 
 def collate_members(
-    samples: Sequence[Any], planned: MicroBatch, collator: Collator, *, accum: int, counted: str | None
+    samples: Sequence[Any],
+    planned: MicroBatch,
+    collator: Collator,
+    fields: Mapping[str, Fields],
+    *,
+    accum: int,
+    counted: str | None,
 ) -> Collated:
-    """Make a padded batch of each member, by its metric's name; the last one's loss tokens are counted.
+    """Make a padded batch of each member, by its metric's name; the last one, the target, has the loss.
+
+    Labels follow the convention of encoder–decoder models: ``labels[i]`` is what the decoder predicts at
+    position i, having been fed the labels before it, which the model shifts to the right for that. So every
+    label of the target counts, the first one, too.
 
     A plan holds the lengths of one member. Of the others it holds only the padded length of each micro-batch,
     which rounding and shapes shared within a step may have raised, so that no more than this bound can be
@@ -42,6 +53,7 @@ def collate_members(
             further fields.
         planned: The micro-batch.
         collator: Makes the tensors of one member.
+        fields: Metric → the fields of that member.
         accum: The micro-batch's place in its step.
         counted: The member whose lengths the plan holds; see ``counted_member``.
 
@@ -50,7 +62,6 @@ def collate_members(
         SourceError: A sample lacks a member.
     """
     batches: dict[str, Any] = {}
-    num_loss_tokens = 0
     sample_ids = planned.sample_ids.tolist()
     for metric, padded_seqlen in planned.padded_seqlens.items():
         members = [
@@ -69,7 +80,8 @@ def collate_members(
                 "another order of its files, or another tokenizer than was analyzed: analyze and plan again"
             )
         shape = PlannedShape("padded", seqlens, padded_seqlen, 1, planned.is_filler)
-        tensors, num_loss_tokens = collate_alike(collator, members, planned.sample_ids, shape)
+        fields[metric].hold(members, planned.sample_ids, seqlens.tolist())
+        collated = collate_alike(collator, members, planned.sample_ids, shape, fields[metric])
         info = BatchInfo(
             accum=accum,
             sample_ids=planned.sample_ids,
@@ -77,14 +89,16 @@ def collate_members(
             starts=None,
             num_samples=planned.num_samples,
             num_tokens=int(seqlens.sum()),
-            num_loss_tokens=num_loss_tokens,
+            num_loss_tokens=collated.num_loss_tokens,
+            planned_loss_tokens=None,
+            labels_from=collated.labels_from,
             padded_seqlen=padded_seqlen,
             shape=shape.size,
             is_filler=planned.is_filler,
             is_repeat=planned.is_repeat,
         )
-        batches[metric] = Batch(tensors, info)
-    return Collated(batches, num_loss_tokens)
+        batches[metric] = Batch(collated.tensors, info)
+    return Collated(batches, collated.num_loss_tokens, collated.labels_from)
 
 
 def _member(sample: Any, metric: str, sample_id: int) -> Mapping[str, Any]:

@@ -1,11 +1,14 @@
 """A micro-batch's samples: read from the data set, held against the plan, cut where the plan cuts."""
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
+
+import numpy as np
+import torch.utils.data
 
 from packer.errors import ConfigError, LengthMismatchError, PackerError, SourceChangedError, SourceError
 from packer.plan import MicroBatch, Plan
-from packer.runtime.batches.fields import Sample, num_values
+from packer.runtime.batches.fields import Fields, Sample
 
 
 def require_dataset(dataset: Any, plan: Plan) -> None:
@@ -15,7 +18,7 @@ def require_dataset(dataset: Any, plan: Plan) -> None:
         ConfigError: Samples cannot be asked for by their ids.
         SourceChangedError: The numbers differ.
     """
-    if not hasattr(dataset, "__getitem__"):
+    if not hasattr(dataset, "__getitem__") or _is_iterable_only(dataset):
         raise ConfigError(
             f"a {type(dataset).__name__} cannot be asked for a sample by its id; give a data set with "
             "dataset[sample_id], such as packer.open_dataset's"
@@ -27,6 +30,11 @@ def require_dataset(dataset: Any, plan: Plan) -> None:
             f"the data set has {len(dataset):,} samples and the plan was made for {plan.num_samples:,}; "
             "give the data set that was analyzed, or analyze and plan again"
         )
+
+
+def _is_iterable_only(dataset: Any) -> bool:
+    """Torch's iterable data sets have ``__getitem__`` by inheritance alone."""
+    return isinstance(dataset, torch.utils.data.IterableDataset)
 
 
 def read_samples(dataset: Any, sample_ids: Sequence[int]) -> Sequence[Any]:
@@ -82,14 +90,12 @@ def _listed(sample_ids: Sequence[int]) -> str:
     return ", ".join(map(str, sample_ids[:4])) + (" …" if len(sample_ids) > 4 else "")
 
 
-def read_pieces(
-    dataset: Any, planned: MicroBatch, token_fields: Collection[str] | None = None
-) -> Sequence[Sample]:
-    """Read a micro-batch's samples, each exactly as long as planned.
+def read_pieces(dataset: Any, planned: MicroBatch, fields: Fields) -> Sequence[Sample]:
+    """Read a micro-batch's samples, each exactly as long as planned, with the fields of the run.
 
     Raises:
         LengthMismatchError: A sample has another length than the plan was made for.
-        SourceError: A sample is no mapping with ``input_ids``.
+        SourceError: A sample is no mapping with ``input_ids``, or has other fields.
     """
     sample_ids, seqlens = planned.sample_ids.tolist(), planned.seqlens.tolist()
     if planned.starts is None:
@@ -102,23 +108,51 @@ def read_pieces(
             ]
         if found != seqlens:
             wrong = next(index for index, seqlen in enumerate(seqlens) if found[index] != seqlen)
+            require_one_dimension(samples[wrong], sample_ids[wrong])
             raise LengthMismatchError(length_mismatch(sample_ids[wrong], found[wrong], seqlens[wrong], None))
+        fields.hold(samples, planned.sample_ids, seqlens)
         return samples
     starts = planned.starts.tolist()
     if not hasattr(dataset, "read_slice"):
         samples = read_samples(dataset, sample_ids)
+        whole = [num_tokens(sample, sample_id) for sample, sample_id in zip(samples, sample_ids, strict=True)]
+        for sample, sample_id, found_tokens, start, seqlen in zip(
+            samples, sample_ids, whole, starts, seqlens, strict=True
+        ):
+            if found_tokens < start + seqlen:
+                require_one_dimension(sample, sample_id)
+                raise LengthMismatchError(length_mismatch(sample_id, found_tokens, seqlen, start))
+        fields.hold(samples, planned.sample_ids, whole)
+        cut = fields.cut
         return [
-            _cut(sample, sample_id, start, seqlen, token_fields)
-            for sample, sample_id, start, seqlen in zip(samples, sample_ids, starts, seqlens, strict=True)
+            {name: value[start : start + seqlen] if name in cut else value for name, value in sample.items()}
+            for sample, start, seqlen in zip(samples, starts, seqlens, strict=True)
         ]
     pieces = []
     for sample_id, start, seqlen in zip(sample_ids, starts, seqlens, strict=True):
         piece = read_slice(dataset, sample_id, start, start + seqlen)
         num_found = num_tokens(piece, sample_id)
         if num_found != seqlen:
+            require_one_dimension(piece, sample_id)
             raise LengthMismatchError(length_mismatch(sample_id, start + num_found, seqlen, start))
         pieces.append(piece)
+    fields.hold(pieces, planned.sample_ids, seqlens)
     return pieces
+
+
+def require_one_dimension(sample: Sample, sample_id: int) -> None:
+    """Refuse ids with an axis too many, whose length is not the sample's.
+
+    Raises:
+        SourceError: Names the shape.
+    """
+    shape = np.shape(sample["input_ids"])
+    if len(shape) > 1:
+        raise SourceError(
+            f"input_ids of sample {sample_id} have the shape {shape}; the data set must return one integer a "
+            f"token, of shape ({int(np.prod(shape))},): drop the other axis, which a tokenizer adds with "
+            "return_tensors"
+        )
 
 
 def num_tokens(sample: Any, sample_id: int) -> int:
@@ -153,19 +187,3 @@ def length_mismatch(sample_id: int, found: int, planned: int, start: int | None)
         f"sample {sample_id} has {found:,} tokens and the plan was made for {asked}; the likely cause is "
         f"{cause}: analyze and plan again, or give the data set that was analyzed"
     )
-
-
-def _cut(
-    sample: Sample, sample_id: int, start: int, seqlen: int, token_fields: Collection[str] | None
-) -> Sample:
-    """Return the planned piece of a sample: its token-aligned fields cut, the others as they are."""
-    found = num_tokens(sample, sample_id)
-    if found < start + seqlen:
-        raise LengthMismatchError(length_mismatch(sample_id, found, seqlen, start))
-    return {
-        name: value[start : start + seqlen]
-        if (num_values(value) == found if token_fields is None else name in token_fields)
-        or name == "input_ids"
-        else value
-        for name, value in sample.items()
-    }

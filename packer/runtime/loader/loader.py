@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Callable, Collection, Iterator, Mapping
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch.distributed.device_mesh import DeviceMesh
@@ -11,11 +11,13 @@ from packer.errors import ConfigError, PlanError
 from packer.plan import Epoch, Plan, load_plan
 from packer.runtime.batches.batch import Batch, StepInfo
 from packer.runtime.batches.collate import Collator
-from packer.runtime.batches.fields import Sample
+from packer.runtime.batches.fields import Fields, Sample
 from packer.runtime.batches.pieces import require_dataset
 from packer.runtime.loader.device import to_device
-from packer.runtime.loader.prefetch import ReadBatch, Schedule, read_in_order
+from packer.runtime.loader.labels import LabelCheck
+from packer.runtime.loader.prefetch import Schedule, read_in_order
 from packer.runtime.loader.progress import EpochStream, Place, Progress
+from packer.runtime.loader.randomness import Randomness
 from packer.runtime.loader.reader import MicroBatchReader, Slicing, UserCollate
 from packer.runtime.loader.state import VERSION, LoaderState, Resume
 from packer.runtime.loader.step import Step
@@ -45,8 +47,9 @@ class PlanLoader:
         dp_size: int | None = None,
         sp_rank: int | None = None,
         sp_size: int = 1,
-        pp_rank: int = 0,
+        pp_rank: int | None = None,
         pp_size: int = 1,
+        tp_size: int = 1,
         mesh: DeviceMesh | None = None,
         shard: Shard = "contiguous",
         ragged: bool = False,
@@ -55,6 +58,7 @@ class PlanLoader:
         token_fields: Collection[str] | None = None,
         sample_padding_fn: Callable[[Sample, int], Sample] | None = None,
         collate: UserCollate | None = None,
+        seed: int = 0,
         num_workers: int = 0,
         pin_memory: bool | None = None,
         persistent_workers: bool = True,
@@ -77,6 +81,8 @@ class PlanLoader:
             sp_size: Ranks that share a micro-batch.
             pp_rank: This rank's pipeline stage; only the first and the last read samples.
             pp_size: Pipeline stages.
+            tp_size: Ranks that have the same batches: those of a tensor-parallel group, or whoever else cuts
+                rows behind the loader. dp_size · sp_size · pp_size · tp_size is the number of ranks of a run.
             mesh: A device mesh with named dimensions, instead of all of these.
             shard: How the ranks of a sequence-parallel group share the positions of a row.
             ragged: Their slices may differ in length by one position.
@@ -86,6 +92,7 @@ class PlanLoader:
                 length.
             sample_padding_fn: ``(sample, length)`` → the sample, padded; padded layout only.
             collate: ``(samples, shape)`` → mapping of tensors, instead of our own collation.
+            seed: Of the random numbers that the data set or ``collate`` draws; see `Randomness`.
             num_workers: Processes that read ahead; 0 reads in this one.
             pin_memory: Page-locked host memory; default: where the device is a GPU.
             persistent_workers: Keep the processes from one epoch to the next.
@@ -95,13 +102,15 @@ class PlanLoader:
             timeout: Seconds to wait for a worker; 0 waits for ever.
 
         Raises:
-            ConfigError: The rank is not known, or arguments contradict each other.
+            ConfigError: The rank is not known, or arguments contradict each other or the running world.
             PlanError: The plan cannot be played on this topology.
             SourceChangedError: The data set has another number of samples than the plan was made for.
         """
         plan = plan if isinstance(plan, Plan) else load_plan(plan)
         if num_workers < 0:
             raise ConfigError(f"num_workers={num_workers} is negative; 0 reads in this process")
+        if not 0 <= seed < 2**63:
+            raise ConfigError(f"seed={seed} is no whole number from 0 to 2^63 − 1; choose one")
         if sample_padding_fn is not None and plan.layout == "packed":
             raise ConfigError("sample_padding_fn has no meaning where samples are packed; leave it out")
         self.plan = plan
@@ -112,6 +121,7 @@ class PlanLoader:
             sp_size=sp_size,
             pp_rank=pp_rank,
             pp_size=pp_size,
+            tp_size=tp_size,
             mesh=mesh,
         )
         if self._at.sp_size > 1 and (collate is not None or sample_padding_fn is not None):
@@ -132,20 +142,20 @@ class PlanLoader:
             raise ConfigError(f"device={device!r} is not known to torch: {error}") from None
         """Where the tensors go."""
         on_gpu = self.device is not None and self.device.type == "cuda"
-        self._loss_tokens = plan.header.get("loss_tokens")
         definition = plan.header.get("definition") or {}
+        self._randomness = Randomness(plan.fingerprint, seed)
         reader = MicroBatchReader(
             plan,
             dataset,
             self._at,
             Collator(
-                pad_values=dict(pad_values or {}),
-                token_fields=token_fields,
-                labels_are_shifted=bool(definition.get("labels_column"))
-                and not definition.get("shift", True),
+                first_label_counts=self._plans_pairs
+                or (bool(definition.get("labels_column")) and not definition.get("shift", True)),
                 pad_sample=sample_padding_fn,
             ),
             slicing=Slicing(shard=shard, ragged=ragged),
+            fields=Fields(token_fields=token_fields, pad_values=pad_values),
+            randomness=self._randomness,
             user_collate=collate,
         )
         self._schedule = Schedule(self.grad_accum)
@@ -155,13 +165,14 @@ class PlanLoader:
             num_workers=num_workers,
             pin_memory=on_gpu if pin_memory is None else pin_memory,
             persistent_workers=persistent_workers,
-            seed=int(plan.fingerprint[:8], 16),
+            seed=int(plan.fingerprint[:8], 16) + self._at.dp_rank,
             prefetch_factor=prefetch_factor,
             multiprocessing_context=multiprocessing_context,
             worker_init_fn=worker_init_fn,
             timeout=timeout,
         )
         self._progress = Progress(plan)
+        self._is_closed = False
 
     @property
     def dp_rank(self) -> int:
@@ -220,20 +231,23 @@ class PlanLoader:
     def __iter__(self) -> Iterator[Step]:
         """Play one epoch, from its beginning or from where ``load_state_dict`` stands.
 
+        When all epochs were played there are no steps: so a script that resumes a finished run just ends.
+        ``set_epoch`` plays one again.
+
         Raises:
-            PlanError: All epochs of the plan were played.
+            PlanError: The loader was closed.
+            WorkerLostError: A worker died while the workers were started.
         """
+        if self._is_closed:
+            raise PlanError("this loader was closed; make another one to go on")
         start = self._progress.next_start
         if start.epoch >= self.plan.num_epochs:
-            raise PlanError(
-                f"all {self.plan.num_epochs} epochs of the plan were played; plan more with --epochs, or "
-                "play one again with set_epoch"
-            )
+            return iter(())
         self._schedule.start(start, num_steps=self._progress.num_steps(start.epoch))
-        batches: Iterator[ReadBatch] = iter(self._source)
+        reads = iter(self._source)
         if self.device is not None:
-            batches = to_device(batches, self.device)
-        return self._steps(EpochStream(self._progress, self._progress.begin(), batches), start)
+            reads = to_device(reads, self.device)
+        return self._steps(EpochStream(self._progress, self._progress.begin(), reads), start)
 
     def microbatches(self) -> "FlatView":
         """Return the view that frameworks take: one micro-batch after the other, steps left out."""
@@ -249,6 +263,7 @@ class PlanLoader:
             microbatch=self._progress.place.accum,
             dp_size=self.dp_size,
             grad_accum=self.grad_accum,
+            seed=self._randomness.seed,
         ).to_dict()
 
     def load_state_dict(self, state: Mapping[str, Any], *, resume: Resume = "step") -> None:
@@ -263,10 +278,26 @@ class PlanLoader:
         Raises:
             StateError: The state is damaged, belongs to another plan, or to another topology within a step.
         """
-        epoch, step, accum = LoaderState.from_dict(state).place(
+        loaded = LoaderState.from_dict(state)
+        epoch, step, accum = loaded.place(
             resume, fingerprint=self.plan.fingerprint, dp_size=self.dp_size, grad_accum=self.grad_accum
         )
         self._progress.resume_at(Place(epoch, step, accum))
+        if loaded.seed != self._randomness.seed:
+            self._randomness.seed = loaded.seed
+            self._source.end()  # workers that were sent the other one
+
+    def close(self) -> None:
+        """End the workers, and the iteration that goes on; ``state_dict`` still says where it stood."""
+        self._is_closed = True
+        self._progress.end()
+        self._source.end()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
     def __repr__(self) -> str:
         epoch, step, accum = self._progress.place
@@ -277,31 +308,20 @@ class PlanLoader:
         )
 
     def _steps(self, stream: EpochStream, start: Place) -> Iterator[Step]:
-        epoch = self.plan.epoch(start.epoch)
+        epoch, share = self.plan.epoch(start.epoch), self._at.share
         for index in range(start.step, epoch.num_steps):
+            stream.require_current()
             first = start.accum if index == start.step else 0
             info = self._step_info(epoch, start.epoch, index)
-            step = Step(info, range(first, self.grad_accum), stream, complaint_about=self._complaint_about)
+            accums = range(first, self.grad_accum)
+            labels = LabelCheck(info, has_all=share.num_parts == 1 and not first)
+            step = Step(info, accums, stream, share=share, labels=labels)
             yield step
             step.leave()
 
     def _step_info(self, rows: Epoch, epoch: int, step: int) -> StepInfo:
         # The lengths that a plan of pairs counts are the sources', and the loss is over the targets.
         return StepInfo.from_row(epoch, step, rows.step(step), knows_loss_tokens=not self._plans_pairs)
-
-    def _complaint_about(self, batch: Batch) -> str | None:
-        """Say what is wrong where the plan took every token for a loss token and the labels say otherwise."""
-        info = batch.info
-        if self._loss_tokens != "seqlen - 1" or info is None or info.is_filler or self.sp_size > 1:
-            return None
-        expected = info.num_tokens - info.num_samples
-        if info.num_loss_tokens >= expected or not ("labels" in batch or "shift_labels" in batch):
-            return None
-        return (
-            f"the samples {batch.sample_ids.tolist()[:4]} … have labels that are −100, so their loss is over "
-            f"{batch.num_loss_tokens:,} tokens; the plan, made without labels, counted {expected:,}: analyze "
-            "with --labels-column and plan again, or divide by packer.count_loss_tokens(step, group)"
-        )
 
 
 class FlatView:

@@ -1,23 +1,15 @@
 """Who reads micro-batches, and in which order: worker processes ahead of time, or this process when asked."""
 
 import functools
-import os
-import pickle
-import traceback
-from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+from collections.abc import Iterator
+from typing import Any, Protocol
 
 import torch
-from torch.utils.data import DataLoader
 
-from packer.errors import ConfigError, PackerError, WorkerLostError
-from packer.runtime.batches.batch import Batch
-from packer.runtime.loader.parcel import Parcel
-from packer.runtime.loader.progress import Place
+from packer.errors import PackerError
+from packer.runtime.loader.progress import Place, Read
 from packer.runtime.loader.reader import MicroBatchReader
-
-ReadBatch = Batch | PackerError
-"""A batch, or, in its place, what kept it from being made."""
+from packer.runtime.loader.workers import WorkerLoader, WorkerReader, Workers, as_it_is
 
 
 class Schedule:
@@ -40,6 +32,15 @@ class Schedule:
             first_accum = 0
 
 
+class Source(Protocol):
+    """What reads the scheduled micro-batches, each iteration from where the schedule starts."""
+
+    def __iter__(self) -> Iterator[Read]: ...
+
+    def end(self) -> None:
+        """Let go of all that an iteration holds."""
+
+
 def read_in_order(
     reader: MicroBatchReader,
     schedule: Schedule,
@@ -49,8 +50,8 @@ def read_in_order(
     persistent_workers: bool,
     seed: int,
     **options: Any,
-) -> Iterable[ReadBatch]:
-    """Return what reads the scheduled micro-batches, each iteration from where the schedule starts.
+) -> Source:
+    """Return what reads the scheduled micro-batches.
 
     With W workers, torch's loader lets worker w read micro-batches w, w + W, and so on.
 
@@ -66,11 +67,11 @@ def read_in_order(
     if num_workers == 0:
         return _InProcess(reader, schedule, pin_memory=pin_memory)
     make_loader = functools.partial(
-        DataLoader,
-        reader,  # type: ignore[arg-type]
+        WorkerLoader,
+        WorkerReader(reader),  # type: ignore[arg-type]
         batch_size=None,
         sampler=schedule,
-        collate_fn=_wrapped,  # type: ignore[arg-type]
+        collate_fn=as_it_is,  # type: ignore[arg-type]
         num_workers=num_workers,
         pin_memory=pin_memory,
         persistent_workers=persistent_workers,
@@ -78,7 +79,7 @@ def read_in_order(
         generator=torch.Generator().manual_seed(seed),
         **options,
     )
-    return _InWorkers(make_loader)
+    return Workers(make_loader)
 
 
 class _InProcess:
@@ -89,85 +90,34 @@ class _InProcess:
         self._schedule = schedule
         self._pin_memory = pin_memory
 
-    def __iter__(self) -> Iterator[ReadBatch]:
-        batches = map(self._reader.__getitem__, self._schedule)
-        return map(_pinned, batches) if self._pin_memory else batches
+    def __iter__(self) -> Iterator[Read]:
+        reads = _OneByOne(self._reader, iter(self._schedule))
+        return map(_pinned, reads) if self._pin_memory else reads
+
+    def end(self) -> None:
+        """Nothing is held."""
 
 
-def _pinned(batch: ReadBatch) -> ReadBatch:
-    return batch if isinstance(batch, PackerError) else batch.pin_memory()
+class _OneByOne:
+    """Stands at a micro-batch until it was read, so that an interrupt loses none."""
 
+    def __init__(self, reader: MicroBatchReader, places: Iterator[Place]) -> None:
+        self._reader = reader
+        self._places = places
+        self._due: Place | None = None
 
-class _InWorkers:
-    """Takes what worker processes made."""
-
-    def __init__(self, make_loader: Callable[[], "DataLoader[Parcel | PackerError]"]) -> None:
-        self._make_loader = make_loader
-        self._loader = make_loader()
-        self._owner: int | None = None
-
-    def __iter__(self) -> Iterator[ReadBatch]:
-        self.require_owner()
-        try:
-            parcels = iter(self._loader)
-        except (AttributeError, TypeError, pickle.PicklingError) as error:
-            raise ConfigError(
-                f"what a worker needs cannot be sent to it: {error}; define the data set's class and the "
-                "functions given to PlanLoader in a module, not within a function"
-            ) from error
-        self._owner = os.getpid()
-        return _Received(self, parcels)
-
-    def lost(self) -> None:
-        """Let the next iteration start other workers."""
-        self._loader = self._make_loader()
-
-    def require_owner(self) -> None:
-        """Refuse a process that was forked from the one whose workers these are.
-
-        Raises:
-            ConfigError: It is another one.
-        """
-        if self._owner not in (None, os.getpid()):
-            raise ConfigError(
-                f"this loader's workers belong to process {self._owner}, from which this one was forked; "
-                "make a PlanLoader in each process, or fork before the first iteration"
-            )
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _InWorkers, (self._make_loader,)
-
-
-class _Received:
-    """The batches of one iteration. No generator: between two batches it would hold on to the one before."""
-
-    def __init__(self, source: _InWorkers, parcels: Iterator[Parcel | PackerError]) -> None:
-        self._source = source
-        self._parcels = parcels
-
-    def __iter__(self) -> "_Received":
+    def __iter__(self) -> "_OneByOne":
         return self
 
-    def __next__(self) -> ReadBatch:
-        self._source.require_owner()
-        try:
-            parcel = next(self._parcels)
-        except RuntimeError as error:
-            if not str(error).startswith("DataLoader worker (pid"):
-                raise
-            self._source.lost()
-            raise WorkerLostError(
-                f"{error}; the likely causes are too little memory, for which fewer workers or a smaller "
-                "prefetch_factor are the cure, and a data set that ends its process: read with "
-                "num_workers=0 to see where"
-            ) from error
-        return parcel if isinstance(parcel, PackerError) else parcel.unpack()
+    def __next__(self) -> Read:
+        if self._due is None:
+            self._due = next(self._places)
+        read = self._reader.read(self._due)
+        self._due = None
+        return read
 
 
-def _wrapped(batch: ReadBatch) -> Parcel | PackerError:
-    """Make a batch ready for its way; a function of the module, since workers are sent its name."""
-    if not isinstance(batch, PackerError):
-        return Parcel.of(batch)
-    if batch.__cause__ is not None:  # which does not travel with the error
-        batch.add_note("".join(traceback.format_exception(batch.__cause__)))
-    return batch
+def _pinned(read: Read) -> Read:
+    if isinstance(read.outcome, PackerError):
+        return read
+    return Read(read.place, read.outcome.pin_memory())

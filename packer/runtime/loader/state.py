@@ -9,7 +9,9 @@ from packer.errors import ConfigError, StateError
 
 Resume = Literal["step", "microbatch"]
 
-VERSION = 1
+VERSION = 2
+_READ_VERSIONS = (1, 2)
+"""The first had no seed."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -25,6 +27,8 @@ class LoaderState:
     """Micro-batches of the step that this rank, like every other, had been handed."""
     dp_size: int
     grad_accum: int
+    seed: int = 0
+    """Of the random numbers that are drawn while samples are read."""
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain numbers and strings."""
@@ -32,7 +36,7 @@ class LoaderState:
 
     @classmethod
     def from_dict(cls, state: Mapping[str, Any]) -> "LoaderState":
-        """Take a state from a checkpoint.
+        """Take a state from a checkpoint; entries that others added to it are left alone.
 
         Raises:
             StateError: It is not one of ours, is damaged, or of another version.
@@ -41,14 +45,15 @@ class LoaderState:
             raise StateError(
                 f"the loader's state is a {type(state).__name__}; load what PlanLoader.state_dict() gave"
             )
-        if state.get("version") != VERSION or set(state) != set(cls.__slots__):
+        names = set(cls.__slots__) - ({"seed"} if state.get("version") == 1 else set())
+        if state.get("version") not in _READ_VERSIONS or not names <= set(state):
             raise StateError(
                 f"the loader's state has version {state.get('version')!r} and fields "
-                f"{', '.join(map(str, state))}; this packer reads version {VERSION}: load what "
+                f"{', '.join(map(str, state))}; this packer reads versions 1 and {VERSION}: load what "
                 "PlanLoader.state_dict() gave"
             )
         try:  # a checkpoint may have made tensors of the numbers
-            numbers = {name: operator.index(state[name]) for name in cls.__slots__ if name != "fingerprint"}
+            numbers = {name: operator.index(state[name]) for name in names - {"fingerprint"}}
         except TypeError:
             numbers = {}
         if not numbers or min(numbers.values()) < 0 or numbers["microbatch"] > numbers["grad_accum"]:
@@ -56,7 +61,7 @@ class LoaderState:
                 f"the loader's state {dict(state)} is no place in a plan; load what PlanLoader.state_dict() "
                 "gave"
             )
-        return cls(**numbers, fingerprint=state["fingerprint"])
+        return cls(**numbers | {"version": VERSION}, fingerprint=state["fingerprint"])
 
     def place(
         self, resume: Resume, *, fingerprint: str, dp_size: int, grad_accum: int

@@ -1,11 +1,12 @@
 """One optimizer update as the training loop sees it: an iterator over this rank's micro-batches."""
 
 from collections import deque
-from collections.abc import Callable
 
 from packer.errors import PlanError
 from packer.runtime.batches.batch import Batch, StepInfo
+from packer.runtime.loader.labels import LabelCheck
 from packer.runtime.loader.progress import EpochStream
+from packer.runtime.topology import Share
 from packer.wording import counted
 
 
@@ -21,7 +22,8 @@ class Step:
         accums: range,
         stream: EpochStream,
         *,
-        complaint_about: Callable[[Batch], str | None],
+        share: Share,
+        labels: LabelCheck,
     ) -> None:
         """Stand at a step's beginning, or, after a resume, within it.
 
@@ -29,7 +31,8 @@ class Step:
             info: What the plan says of the step.
             accums: Places of the micro-batches still to come.
             stream: Where they come from.
-            complaint_about: Says what is wrong where a batch's labels are not those that the plan counted.
+            share: Which part of the step is this rank's.
+            labels: Holds the labels of its micro-batches against the plan.
         """
         self.info = info
         self.epoch = info.epoch
@@ -47,57 +50,62 @@ class Step:
         """Samples of all earlier steps, earlier epochs included."""
         self.tokens_before = info.tokens_before
         """Tokens of all earlier steps, earlier epochs included."""
-        self._accums = accums
+        self.share = share
+        self._first = accums.start
+        self._end = accums.stop
+        self._next = accums.start
+        """The micro-batch that is handed out next."""
         self._stream = stream
-        self._complaint_about = complaint_about
+        self._labels = labels
         self._buffer: deque[Batch] = deque()
-        self._num_delivered = 0
-        self._num_loss_tokens_read = 0
         self._is_over = False
-        self._complaint: str | None = None
-        self._num_loss_tokens_was_read = False
+        self._was_counted = False
 
     @property
     def num_loss_tokens(self) -> int:
         """Tokens that the step's loss is a sum over: what the sum is divided by.
 
         Raises:
-            PlanError: The plan does not know it, or the labels delivered are not those that it counted.
+            PlanError: The plan does not know it, or the labels are not those that it counted.
         """
-        self._num_loss_tokens_was_read = True
-        if self._complaint is not None:
-            raise PlanError(self._complaint)
+        if self._labels.complaint is not None:
+            raise PlanError(self._labels.complaint)
         return self.info.num_loss_tokens
 
     def count_loss_tokens(self) -> int:
         """Count this rank's labels that are not −100; what is still to come is read, and kept.
 
+        Whoever counts need not agree with the plan, so the step's labels are no longer held against it.
+
         Raises:
             PlanError: Some of the step's micro-batches never reached, or will never reach, this loop.
         """
-        if self._accums.start:
+        if self._first:
             raise PlanError(
-                f"step {self.index} of epoch {self.epoch} goes on after {self._accums.start} micro-batches "
+                f"step {self.index} of epoch {self.epoch} goes on after {self._first} micro-batches "
                 "of an earlier run, whose loss tokens are not known here; keep the step's count beside the "
                 "loader's state, or resume with resume='step'"
             )
         if self._was_left:
             raise PlanError(self._left_message())
+        self._was_counted = True
         while len(self._buffer) < len(self):
-            self._buffer.append(self._read())
-        return self._num_loss_tokens_read
+            self._buffer.append(self._take(self._next + len(self._buffer)))
+        return self._labels.num_loss_tokens
 
     def leave(self) -> None:
-        """Give up what was not handed out, so that the stream stands at the next step."""
+        """Give up what was not handed out."""
         if not self._is_over:
-            for _ in range(len(self) - len(self._buffer)):
-                self._stream.next_batch()
             self._buffer.clear()
             self._finish()
 
     def __len__(self) -> int:
         """Return how many micro-batches are still to come."""
-        return len(self._accums) - self._num_delivered
+        return self._end - self._next
+
+    def __bool__(self) -> bool:
+        """A step is a step, also when all its micro-batches were handed out."""
+        return True
 
     def __iter__(self) -> "Step":
         if self._was_left:
@@ -110,25 +118,25 @@ class Step:
         return self
 
     def __next__(self) -> Batch:
-        if self._num_delivered == len(self._accums):
+        if self._next == self._end:
             if not self._is_over:
                 self._finish()
             raise StopIteration
         if self._is_over:
             raise PlanError(self._left_message())
-        batch = self._buffer.popleft() if self._buffer else self._read()
-        self._stream.delivered(self.info, self._accums[self._num_delivered])
-        self._num_delivered += 1
+        if not self._buffer:
+            self._buffer.append(self._take(self._next))
+        if self._labels.complaint is not None and not self._was_counted:
+            raise PlanError(self._labels.complaint)
+        batch = self._buffer.popleft()
+        self._stream.delivered(self.info, self._next)
+        self._next += 1
         return batch
 
-    def _read(self) -> Batch:
-        batch = self._stream.next_batch()
+    def _take(self, accum: int) -> Batch:
+        batch = self._stream.take(self.epoch, self.index, accum)
         batch.step = self.info
-        if batch.info is not None:
-            self._num_loss_tokens_read += batch.info.num_loss_tokens
-        self._complaint = self._complaint or self._complaint_about(batch)
-        if self._complaint is not None and self._num_loss_tokens_was_read:
-            raise PlanError(self._complaint)
+        self._labels.note(batch, is_last=accum + 1 == self._end)
         return batch
 
     @property

@@ -30,7 +30,7 @@ def scaled_lr(optimizer: Any, scale: float) -> Iterator[None]:
         scale: ``step.lr_scale``.
 
     Raises:
-        ConfigError: A ``PlanLR`` scales this optimizer already.
+        ConfigError: It is no optimizer, or a ``PlanLR`` scales it already.
     """
     if _innermost(optimizer) in _FOLLOWED:
         raise ConfigError("a PlanLR scales this optimizer already; use either it or scaled_lr")
@@ -79,12 +79,14 @@ class PlanLR(LRScheduler):
             by: What advances the inner schedule.
 
         Raises:
-            ConfigError: ``by`` is not known, or another ``PlanLR`` scales the optimizer already.
+            ConfigError: ``by`` is not known, it is neither optimizer nor scheduler, or another ``PlanLR``
+                scales the optimizer already.
         """
         if by not in get_args(By):
             raise ConfigError(f"by={by!r} is not known; choose one of {', '.join(get_args(By))}")
         is_optimizer = hasattr(optimizer_or_scheduler, "param_groups")
         self._inner = None if is_optimizer else optimizer_or_scheduler
+        target = _innermost(optimizer_or_scheduler)  # a scheduler holds its optimizer as a wrapper does
         self.optimizer = optimizer_or_scheduler if is_optimizer else optimizer_or_scheduler.optimizer
         self._loader = loader
         self._by = by
@@ -98,12 +100,25 @@ class PlanLR(LRScheduler):
         self._inner_steps = 0
         self._used: dict[int, Any] = {}
         self._base_rates: list[tuple[dict[str, Any], Any]] = []
-        target = _innermost(self.optimizer)
         if target in _FOLLOWED:
             raise ConfigError("another PlanLR scales this optimizer already; keep one")
         _FOLLOWED.add(target)
-        target.register_step_pre_hook(self._before_update)
-        target.register_step_post_hook(self._after_update)
+        self._hooks = [
+            target.register_step_pre_hook(self._before_update),
+            target.register_step_post_hook(self._after_update),
+        ]
+
+    def detach(self) -> None:
+        """Let go of the optimizer: its updates use the rates that it holds, which are the base rates.
+
+        Then another ``PlanLR``, or ``scaled_lr``, may take it over; it lives on with the inner schedule.
+        """
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks = []
+        _restore(self._base_rates)
+        self._base_rates = []
+        _FOLLOWED.discard(_innermost(self.optimizer))
 
     def step(self, *args: Any, **kwargs: Any) -> None:
         """Advance the inner schedule; arguments, such as a metric to watch, are passed on to it."""
@@ -168,8 +183,18 @@ class PlanLR(LRScheduler):
 
 
 def _innermost(optimizer: Any) -> Optimizer:
-    """Return the torch optimizer that a framework's wrappers hold."""
+    """Return the torch optimizer that a framework's wrappers hold.
+
+    Raises:
+        ConfigError: There is none.
+    """
+    given = optimizer
     while not isinstance(optimizer, Optimizer) or hasattr(optimizer, "optimizer"):
+        if not hasattr(optimizer, "optimizer"):
+            raise ConfigError(
+                f"a {type(given).__name__} is no optimizer, and holds none as .optimizer; give a torch "
+                "optimizer, or a framework's wrapper of one"
+            )
         optimizer = optimizer.optimizer
     return optimizer
 

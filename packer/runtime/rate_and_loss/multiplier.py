@@ -45,13 +45,15 @@ def measure_loss_multiplier(
         D; whole numbers come out whole.
 
     Raises:
-        ConfigError: The ranks' gradients are not reduced at all, or not in the same way.
+        ConfigError: The ranks' gradients are not reduced at all, or not in the same way; or the loss is not
+            this model's.
     """
     if not (dist.is_available() and dist.is_initialized()) or dist.get_world_size(group) == 1:
         return 1.0
     read = read_gradient or _read_gradient
     watch = _Watch(model)
-    with torch.random.fork_rng(), watch:
+    # Compiled code was made before the hooks were there, and runs without them.
+    with torch.random.fork_rng(), torch.compiler.set_stance("force_eager"), watch:
         # Another weight on each rank, so that gradients which were not reduced do not pass for reduced ones.
         loss = loss_sum() * (1.0 + dist.get_rank(group))
         watch.note_scale_of(loss)
@@ -115,7 +117,11 @@ class _Watch:
 
     def gradients(self) -> Tensor:
         """Return the gradients of the loss as it was given, end to end, float64."""
-        assert self._scale is not None
+        if self._scale is None or all(gradient is None for gradient in self._arrived):
+            raise ConfigError(
+                "no gradient arrived at the parameters of the model; let loss_sum run this very model, and "
+                "return a loss that depends on it"
+            )
         flat = [
             _flat(gradient, parameter)
             for gradient, parameter in zip(self._arrived, self.parameters, strict=True)

@@ -13,6 +13,7 @@ from packer.errors import ConfigError, LengthMismatchError
 from packer.plan import Plan, plan_in_memory
 from packer.runtime import Batch, PlanLoader
 from packer.runtime.batches.collate import Collator, PlannedShape
+from packer.runtime.batches.fields import Fields
 from tests import plans
 from tests.runtime.replays import Tokens, lengths, make_plan, tokens_of
 
@@ -89,11 +90,14 @@ def test_packed_rows_equal_the_padded_ones_end_to_end(
         samples = [s | {"labels": np.where(s["input_ids"] % 3 == 0, -100, s["input_ids"])} for s in samples]
     segments = [-(-n // multiple) * multiple for n in seqlens]
     lens = np.array(seqlens, np.int32)
-    collate = Collator(pad_values={"input_ids": 5})
-    packed, packed_count = collate(
-        samples, PlannedShape("packed", lens, sum(segments) + slack, multiple, False)
+    fields = Fields(pad_values={"input_ids": 5})
+    fields.hold(samples, np.arange(len(samples)), seqlens)
+    packed, packed_count, *_ = Collator()(
+        samples, PlannedShape("packed", lens, sum(segments) + slack, multiple, False), fields
     )
-    padded, padded_count = collate(samples, PlannedShape("padded", lens, max(segments), 1, False))
+    padded, padded_count, *_ = Collator()(
+        samples, PlannedShape("padded", lens, max(segments), 1, False), fields
+    )
     assert packed_count == padded_count == int((packed["labels"] != -100).sum())
     assert packed_count == int((padded["labels"][:, 1:] != -100).sum())
     start = 0
@@ -184,7 +188,7 @@ def test_cut_samples_arrive_cut(source: type[Tokens]) -> None:
 def test_labels_analyzed_without_a_shift_count_from_the_first() -> None:
     facts = plans.facts([3, 2])
     facts = replace(facts, definition={"labels_column": "labels", "shift": False}, loss_tokens="labels")
-    epoch = plans.epoch([plans.Row(pieces=[(0, 3), (1, 2)])])
+    epoch = replace(plans.epoch([plans.Row(pieces=[(0, 3), (1, 2)])]), step_num_loss_tokens=np.array([5]))
     plan = plan_in_memory(facts, [epoch], dropped=plans.drops())
     batch = last_batch(plan, Tokens([3, 2], labels=lambda i, n: np.arange(1, n + 1)))
     assert batch["labels"].tolist() == [[1, 2, 3], [1, 2, -100]]

@@ -60,12 +60,13 @@ def test_pairs_arrive_as_two_batches(nested: bool, num_workers: int) -> None:
     assert target["attention_mask"].sum(dim=1).tolist() == [6, 1]
     assert target["input_ids"][0].tolist() == tokens_of(10, 6).tolist()
     assert ("kinds" in target) == nested
-    assert batches[0].num_loss_tokens == target.num_loss_tokens == 5
+    assert target["labels"][1].tolist() == [tokens_of(11, 1)[0], *[-100] * 5]  # the first one is predicted
+    assert batches[0].num_loss_tokens == target.num_loss_tokens == 7
 
 
 def test_loss_tokens_of_the_target_are_counted_not_planned() -> None:
     step = next(iter(PlanLoader(make_plan(), dataset(TARGET))))
-    assert count_loss_tokens(step) == 5
+    assert count_loss_tokens(step) == 7
     with pytest.raises(PlanError, match="count_loss_tokens"):
         _ = step.num_loss_tokens
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import pytest
 import torch
 
@@ -67,10 +68,8 @@ def test_a_step_outlives_its_loop_but_not_the_next_one() -> None:
     assert [batch.accum for batch in step] == [0, 1, 2]
     assert loader.state_dict()["step"] == 1
     loader.set_epoch(0)
-    both = zip(loader, loader, strict=True)
-    next(both)
     with pytest.raises(PlanError, match="another one was begun"):
-        next(both)
+        next(zip(loader, loader, strict=True))
 
 
 @pytest.mark.parametrize(
@@ -101,6 +100,46 @@ def test_a_state_is_a_mapping_whose_numbers_may_be_tensors() -> None:
         {name: torch.tensor(value) if isinstance(value, int) else value for name, value in state.items()}
     )
     assert [step.index for step in loader] == [2, 3]
+
+
+def test_a_state_may_hold_what_others_put_beside_ours_and_an_old_one_has_no_seed() -> None:
+    loader = make_loader()
+    state = loader.state_dict() | {"step": 2, "consumed": 12, "version": 1}
+    del state["seed"]
+    loader.load_state_dict(state)
+    assert [step.index for step in loader] == [2, 3]
+    with pytest.raises(StateError, match="has version 2 and fields"):
+        loader.load_state_dict(state | {"version": 2})
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_a_closed_loader_has_no_workers_and_knows_where_it_stood(num_workers: int) -> None:
+    before = {child.pid for child in psutil.Process().children()}
+    with make_loader(num_workers=num_workers) as loader:
+        steps = iter(loader)
+        step = next(steps)
+        next(step)
+        assert len({child.pid for child in psutil.Process().children()} - before) == num_workers
+    assert {child.pid for child in psutil.Process().children()} <= before
+    state = loader.state_dict()
+    assert (state["step"], state["microbatch"], len(loader)) == (0, 1, 4)
+    for use in (lambda: next(step), lambda: next(steps)):
+        with pytest.raises(PlanError, match="or close called"):
+            use()
+    with pytest.raises(PlanError, match="was closed; make another one"):
+        iter(loader)
+    loader.close()
+    again = make_loader()
+    again.load_state_dict(state, resume="microbatch")
+    assert [batch.accum for batch in next(iter(again))] == [1, 2]
+
+
+def test_a_step_is_true_before_and_after_its_loop() -> None:
+    for step in make_loader():
+        assert step
+        list(step)
+        assert step
+        assert len(step) == 0
 
 
 class Changed(Tokens):
@@ -141,8 +180,16 @@ def weights(seqlen: int, **options: Any) -> Any:
         (lambda n: {"input_ids": ["a"] * n}, {}, "input_ids of sample {odd} are <U1"),
         (lambda n: {"input_ids": np.ones((n, 1), int)}, {}, r"input_ids of sample {odd} are int64 of shape"),
         (lambda n: {"input_ids": 5}, {}, "input_ids of sample {odd} is a int"),
-        (lambda n: {"w": np.ones(n)}, {}, "sample {odd} has the fields input_ids, w and sample"),
-        (lambda n: {}, {"w": weights}, "sample {odd} has the fields input_ids and sample"),
+        (
+            lambda n: {"w": np.ones(n)},
+            {},
+            "sample {odd} has the fields input_ids, w, and sample .*, the first of this run, input_ids;",
+        ),
+        (
+            lambda n: {},
+            {"w": weights},
+            "sample {odd} has the fields input_ids, and sample .* of this run, input_ids, w;",
+        ),
         (
             lambda n: {"labels": np.ones(n - 1, int)},
             {"labels": np.arange},
@@ -150,7 +197,11 @@ def weights(seqlen: int, **options: Any) -> Any:
         ),
         (lambda n: {"labels": None}, {"labels": np.arange}, "sample {odd} has labels that are no numbers"),
         (lambda n: {"labels": np.ones(n)}, {"labels": np.arange}, "labels of sample {odd} are float64"),
-        (lambda n: {"w": np.ones(n)}, {"w": np.arange}, "w of sample {odd} is float64 .* and of sample"),
+        (
+            lambda n: {"w": np.ones(n)},
+            {"w": np.arange},
+            "w of sample {odd} is float64 .* had int64",
+        ),
         (lambda n: {"w": torch.ones(n)}, {"w": torch.arange}, "w of sample {odd} is torch.float32"),
         (lambda n: {"w": np.ones((n, 3))}, {"w": weights}, "w of sample {odd} is float64"),
     ],
@@ -244,17 +295,28 @@ def test_a_data_set_that_answers_with_too_few_samples_is_refused() -> None:
     assert "returned 1 samples for the 2 ids" in str(first_complaint(Few(SEQLENS)))
 
 
+class Stream(torch.utils.data.IterableDataset[Any]):
+    """It inherits ``__getitem__``, and has a length."""
+
+    def __iter__(self) -> Any:
+        return iter(())
+
+    def __len__(self) -> int:
+        return len(SEQLENS)
+
+
 @pytest.mark.parametrize(
     ("options", "complaint"),
     [
         ({"dataset": (sample for sample in ())}, "a generator cannot be asked for a sample by its id"),
+        ({"dataset": Stream()}, "a Stream cannot be asked for a sample by its id"),
         ({"num_workers": -1}, "num_workers=-1 is negative"),
         ({"device": "gpuu"}, "device='gpuu' is not known to torch"),
         ({"collate": lambda samples, shape: [1]}, "collate returned a list"),
         ({"sample_padding_fn": lambda sample, n: None}, "sample_padding_fn returned NoneType where"),
         ({"sample_padding_fn": lambda sample, n: sample}, "sample_padding_fn returned .* input_ids where"),
     ],
-    ids=range(6),
+    ids=range(7),
 )
 def test_arguments_that_cannot_work_are_refused(options: dict[str, Any], complaint: str) -> None:
     plan = make_plan(SEQLENS, steps=4, grad_accum=3)
@@ -289,7 +351,7 @@ def test_a_run_goes_on_after_a_worker_was_lost(tmp_path: Path) -> None:
     plan = make_plan(SEQLENS, steps=4, grad_accum=3)
     loader = PlanLoader(plan, Deadly(tmp_path / "died"), num_workers=1)
     seen = []
-    with pytest.raises(WorkerLostError, match="exited unexpectedly; the likely causes"):
+    with pytest.raises(WorkerLostError, match=r"exited unexpectedly \(pid \d+, exit code 3\)"):
         for batch in loader.microbatches():
             seen.append(batch.sample_ids.tolist())
     loader.load_state_dict(loader.state_dict(), resume="microbatch")

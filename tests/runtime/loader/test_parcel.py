@@ -1,6 +1,7 @@
 """What workers send: every batch arrives as it was, whichever way its bytes travel."""
 
 import pickle
+import select
 from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
@@ -8,15 +9,22 @@ import numpy as np
 import pytest
 import torch
 
+from packer.errors import SourceError
 from packer.runtime import Batch, PlanLoader
 from packer.runtime.loader.parcel import INLINE_BYTES, Parcel
+from packer.runtime.loader.progress import Place, Read
 from tests.runtime.replays import Tokens, lengths, make_plan
+
+PLACE = Place(1, 20, 3)
 
 
 def sent(batch: Batch) -> Batch:
     """Send a batch as a worker does."""
-    parcel: Parcel = pickle.loads(bytes(ForkingPickler.dumps(Parcel.of(batch))))
-    return parcel.unpack()
+    parcel: Parcel = pickle.loads(bytes(ForkingPickler.dumps(Parcel.of(Read(PLACE, batch, ("w",))))))
+    read = parcel.unpack()
+    assert (read.place, read.fields) == (PLACE, ("w",))
+    assert isinstance(read.outcome, Batch)
+    return read.outcome
 
 
 @pytest.mark.parametrize(
@@ -79,9 +87,24 @@ def test_a_parcel_is_pinned_in_one_piece(monkeypatch: pytest.MonkeyPatch) -> Non
 
     monkeypatch.setattr(torch.Tensor, "pin_memory", pin)
     batch = Batch({"input_ids": torch.arange(5), "mask": torch.ones(3), "inner": Batch({"x": torch.ones(2)})})
-    arrived = Parcel.of(batch).pin_memory().unpack()
+    arrived = Parcel.of(Read(PLACE, batch)).pin_memory().unpack().outcome
     assert len(pinned) == 1
     for tensor in (arrived["input_ids"], arrived["mask"], arrived["inner"]["x"]):
         # Views, so that the allocator knows which copies its piece must outlive.
         assert tensor.untyped_storage().data_ptr() == pinned[0].data_ptr()
     assert torch.equal(arrived["input_ids"], torch.arange(5))
+
+
+def test_every_message_is_written_whole_or_not_at_all() -> None:
+    """However much hangs on a batch: a worker that is killed meanwhile leaves nothing half-written."""
+    names = [f"sample {number}" for number in range(5000)]
+    parcel = Parcel.of(Read(PLACE, Batch({"names": names, "ids": torch.arange(5000)})))
+    assert len(ForkingPickler.dumps((PLACE.step, parcel))) < select.PIPE_BUF
+    assert pickle.loads(bytes(ForkingPickler.dumps(parcel))).unpack().outcome["names"] == names
+
+
+def test_what_cannot_be_sent_is_an_error_in_its_place() -> None:
+    read = pickle.loads(ForkingPickler.dumps(Parcel.of(Read(PLACE, Batch({"f": [lambda: 1]}))))).unpack()
+    assert read.place == PLACE
+    assert isinstance(read.outcome, SourceError)
+    assert "micro-batch 3 of step 20 holds what cannot be sent from a worker" in str(read.outcome)

@@ -153,6 +153,65 @@ def test_gradients_that_nobody_reduces_are_no_multiplier() -> None:
         assert "no common multiple" in message
 
 
+def multipliers_of_compiled(device: torch.device) -> list[float]:
+    """Of a model that ran compiled before it was measured, and of one that was wrapped before."""
+    ids = torch.from_numpy(tokens_of(0, 5)).long()[None]
+    outer = torch.compile(DistributedDataParallel(Model()), backend="eager")
+    inner = DistributedDataParallel(torch.compile(Model(), backend="eager"))
+    found = []
+    for model in (outer, inner):
+        model(ids, ids).backward()
+        model.zero_grad()
+        found.append(measure_loss_multiplier(model, lambda model=model: model(ids, ids)))
+    return found
+
+
+def test_a_compiled_model_is_measured_as_it_is() -> None:
+    assert run_ranks(multipliers_of_compiled, 2) == [[2.0, 2.0]] * 2
+
+
+def a_loss_of_another_model(device: torch.device) -> str:
+    ids = torch.from_numpy(tokens_of(0, 5)).long()[None]
+    other = Model()
+    with pytest.raises(ConfigError, match="no gradient arrived at the parameters of the model") as error:
+        measure_loss_multiplier(Model(), lambda: other(ids, ids))
+    return str(error.value)
+
+
+def test_a_loss_that_is_not_the_models_is_refused() -> None:
+    assert len(run_ranks(a_loss_of_another_model, 2)) == 2
+
+
+def counts_of_copies(device: torch.device) -> dict[str, Any]:
+    """On one rank of four: what is counted where ranks have copies of each other's tokens."""
+    rank = dist.get_rank()
+    pairs = [dist.new_group([0, 1]), dist.new_group([2, 3])]
+
+    def count(group: Any = None, **places: Any) -> Any:
+        step = next(iter(PlanLoader(make_plan(), Tokens(SEQLENS), **places)))
+        try:
+            return count_loss_tokens(step, group)
+        except PlanError as error:
+            return str(error)
+
+    return {
+        "alike": count(dp_rank=rank, dp_size=4),
+        "stages": count(pp_size=2),
+        "two stages of one": count(pp_size=4),
+        "copies": count(tp_size=2),
+        "copies of stages": count(pp_size=2, tp_size=2),
+        "each stage": count(pairs[rank // 2], pp_size=2),
+        "half of the ranks": count(pairs[rank // 2], dp_rank=rank, dp_size=4),
+    }
+
+
+def test_tokens_that_several_ranks_have_are_counted_once() -> None:
+    for counts in run_ranks(counts_of_copies, 4):
+        partial = counts.pop("half of the ranks")
+        assert set(counts.values()) == {sum(SEQLENS) - 4}, counts
+        assert "2 ranks of the group read samples, and a step is dealt to 4" in partial
+
+
 def test_alone_nothing_is_measured_and_nothing_reduced() -> None:
     assert measure_loss_multiplier(Model(), lambda: torch.zeros(())) == 1.0
     loader = PlanLoader(make_plan(loss_tokens=False), Tokens(SEQLENS))

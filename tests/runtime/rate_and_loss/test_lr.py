@@ -197,6 +197,31 @@ def test_nothing_is_scaled_twice() -> None:
         PlanLR(two_groups(), plan, loader, by="epochs")  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("make", [two_groups, lambda: GroupAtATime(two_groups())], ids=["plain", "wrapped"])
+def test_a_detached_optimizer_is_free(make: Callable[[], Any]) -> None:
+    plan = lr_plan([10, 4], base=2)
+    optimizer, loader = make(), PlanLoader(plan, Tokens([3] * 14))
+    first = PlanLR(optimizer, plan, loader)
+    list(next(iter(loader)))
+    assert update(optimizer) == pytest.approx([0.5, 0.125])
+    first.detach()
+    first.detach()
+    assert update(optimizer) == pytest.approx([0.1, 0.025])
+    with scaled_lr(optimizer, 2.0):
+        assert update(optimizer) == pytest.approx([0.2, 0.05])
+    PlanLR(optimizer, plan, loader)
+    assert update(optimizer) == pytest.approx([0.5, 0.125])
+
+
+@pytest.mark.parametrize("wrong", [object(), None, [1]], ids=["object", "None", "list"])
+def test_what_is_no_optimizer_is_refused(wrong: Any) -> None:
+    plan = make_plan(SEQLENS, steps=STEPS)
+    with pytest.raises(ConfigError, match=f"a {type(wrong).__name__} is no optimizer"), scaled_lr(wrong, 2.0):
+        pass
+    with pytest.raises(ConfigError, match=f"a {type(wrong).__name__} is no optimizer"):
+        PlanLR(wrong, plan, PlanLoader(plan, Tokens(SEQLENS)))
+
+
 class GroupAtATime:
     """Steps a torch optimizer one parameter group at a time, as DeepSpeed's ZeRO does."""
 

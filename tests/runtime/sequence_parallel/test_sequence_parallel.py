@@ -284,7 +284,8 @@ def test_functions_of_whole_samples_are_refused(option) -> None:
 @pytest.mark.parametrize("shard", ["zigzag", "zigzag-samples", "zigzag-samples-torch"])
 def test_zigzag_slices_put_back_in_place_are_the_row(shard) -> None:
     pieces = [(0, 9), (3, 7), (8, 12)]
-    epoch = plans.epoch([plans.Row(pieces=pieces, padded_seqlen=40)], layout="packed")
+    row = plans.Row(pieces=pieces, padded_seqlen=40)
+    epoch = plans.epoch([row], layout="packed", loss_tokens=False)
     facts = plans.facts(SEQLENS, layout="packed", pad_segments_to=4)
     plan = plan_in_memory(facts, [epoch], dropped=plans.drops())
     (whole,) = PlanLoader(plan, SlicedTokens(), dp_rank=0, dp_size=1).microbatches()

@@ -61,7 +61,8 @@ def deviations(
     mesh = init_device_mesh(device.type, (1, 2), mesh_dim_names=("dp", "sp"))
     plan, function = plan_of(layout), attention()
     with sdpa_kernel(SDPBackend.MATH):
-        whole = PlanLoader(plan, Tokens(SEQLENS), dp_rank=0, dp_size=1, device=device)
+        # Both ranks have the same rows whole, as those of a tensor-parallel group do.
+        whole = PlanLoader(plan, Tokens(SEQLENS), tp_size=2, device=device)
         expected, exact = step_of(UlyssesAttention(function), whole, dtype)
         shared = PlanLoader(plan, Tokens(SEQLENS), mesh=mesh, device=device)
         loss, gradients = step_of(UlyssesAttention(function, mesh["sp"]), shared, dtype)

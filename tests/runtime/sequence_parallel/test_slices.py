@@ -10,11 +10,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from packer.errors import LengthMismatchError
+from packer.runtime.batches.fields import Fields
 from packer.runtime.sequence_parallel.shard import RowLayout, rank_spans
 from packer.runtime.sequence_parallel.slices import read_shard
 from tests import naive
 
 SHARDS = ["contiguous", "zigzag", "zigzag-samples", "zigzag-samples-torch"]
+
+
+def read(dataset, sample_ids, layout, spans, *, pad_values=None, token_fields=None, **options):
+    """The tensors of a slice, of fields that are settled by it."""
+    fields = Fields(pad_values=pad_values, token_fields=token_fields)
+    return read_shard(dataset, sample_ids, layout, spans, fields, **options).tensors
 
 
 class Whole:
@@ -95,11 +102,13 @@ def test_slices_are_those_of_the_whole_row(kind, is_filler, microbatch):
         for row in range(layout.num_rows)
     ]
     seen = []
+    fields = Fields()  # settled before, so that no sample is read for that alone
+    fields.hold(samples, np.arange(len(samples)), [len(whole["input_ids"]) for whole in samples])
     for rank in range(size):
         spans = rank_spans(layout, rank, size, shard, ragged=ragged)
         dataset = kind(samples)
-        batch = read_shard(
-            dataset, np.arange(len(samples)), layout, spans, starts=starts, is_filler=is_filler
+        batch, _ = read_shard(
+            dataset, np.arange(len(samples)), layout, spans, fields, starts=starts, is_filler=is_filler
         )
         held = [position for first, last in spans.tolist() for position in range(first, last)]
         seen += held
@@ -121,19 +130,22 @@ def only_rank(layout, **options):
 def test_a_slice_of_padding_has_every_field():
     layout = RowLayout.packed(np.array([3]), 16)
     dataset = Sliced([sample(0, 3)])
-    batch = read_shard(dataset, np.array([0]), layout, rank_spans(layout, 3, 4), pad_values={"input_ids": 9})
+    fields = Fields(pad_values={"input_ids": 9})
+    batch = read_shard(dataset, np.array([0]), layout, rank_spans(layout, 3, 4), fields).tensors
     assert batch["input_ids"].tolist() == [[9, 9, 9, 9]]
     assert batch["position_ids"].tolist() == [[9, 10, 11, 12]]
     assert batch["shift_labels"].tolist() == [[-100] * 4]
     assert batch["weights"].shape == (1, 4, 2)
     assert batch["weights"].dtype == torch.float32
-    assert dataset.tokens_read == 0
+    assert dataset.tokens_read == 3  # which fields there are is told by a sample of the row, once
+    read_shard(dataset, np.array([0]), layout, rank_spans(layout, 3, 4), fields)
+    assert dataset.tokens_read == 3
 
 
 def test_fields_that_are_tensors_stay_tensors_of_their_dtype():
     layout = RowLayout.padded(np.array([2, 3]), 4)
     samples = [{"input_ids": torch.arange(n), "x": torch.ones(n, 2, dtype=torch.bfloat16)} for n in (2, 3)]
-    batch = read_shard(Whole(samples), np.arange(2), layout, rank_spans(layout, 1, 2), pad_values={"x": -1})
+    batch = read(Whole(samples), np.arange(2), layout, rank_spans(layout, 1, 2), pad_values={"x": -1})
     assert batch["x"].dtype == torch.bfloat16
     assert batch["x"][..., 0].tolist() == [[-1, -1], [1, -1]]
 
@@ -141,9 +153,9 @@ def test_fields_that_are_tensors_stay_tensors_of_their_dtype():
 def test_fields_of_a_sample_as_a_whole_have_no_slice():
     layout = RowLayout.padded(np.array([2]), 2)
     fields = {"input_ids": [5, 6], "name": "ab", "score": 1.5, "both": [1, 2], "three": [1, 2, 3]}
-    batch = read_shard(Whole([fields]), np.array([0]), layout, only_rank(layout))
+    batch = read(Whole([fields]), np.array([0]), layout, only_rank(layout))
     assert batch.keys() == {"input_ids", "position_ids", "shift_labels", "both"}
-    batch = read_shard(Whole([fields]), np.array([0]), layout, only_rank(layout), token_fields=())
+    batch = read(Whole([fields]), np.array([0]), layout, only_rank(layout), token_fields=())
     assert batch.keys() == {"input_ids", "position_ids", "shift_labels"}
 
 
@@ -154,7 +166,7 @@ def test_a_data_set_that_slices_may_bring_along_what_belongs_to_a_sample_as_a_wh
 
     layout = RowLayout.packed(np.array([5]), 8)
     for rank in range(4):
-        batch = read_shard(Named([sample(0, 5)]), np.array([0]), layout, rank_spans(layout, rank, 4))
+        batch = read(Named([sample(0, 5)]), np.array([0]), layout, rank_spans(layout, rank, 4))
         assert batch.keys() == {"input_ids", "weights", "position_ids", "shift_labels"}
 
 
@@ -162,7 +174,7 @@ def test_labels_that_are_shifted_already_are_not_shifted_again():
     layout = RowLayout.packed(np.array([3, 2]), 6)
     samples = [{"input_ids": np.arange(n), "labels": 10 + np.arange(n)} for n in (3, 2)]
     parts = [
-        read_shard(Sliced(samples), np.arange(2), layout, rank_spans(layout, r, 2), labels_are_shifted=True)
+        read(Sliced(samples), np.arange(2), layout, rank_spans(layout, r, 2), labels_are_shifted=True)
         for r in range(2)
     ]
     assert torch.cat([part["shift_labels"][0] for part in parts]).tolist() == [10, 11, 12, 10, 11, -100]
@@ -176,7 +188,7 @@ def test_samples_are_read_at_once_where_that_is_offered():
 
     layout = RowLayout.packed(np.array([4, 4, 4, 4]), 16)
     dataset = Many([sample(n, 4) for n in range(4)])
-    read_shard(dataset, np.array([3, 1, 0, 2]), layout, rank_spans(layout, 1, 2))
+    read(dataset, np.array([3, 1, 0, 2]), layout, rank_spans(layout, 1, 2))
     assert dataset.asked == [0, 2]
 
 
@@ -188,13 +200,13 @@ def test_a_sample_of_another_length_is_refused(kind, length):
     with pytest.raises(
         LengthMismatchError, match=f"sample 1 has {length} tokens and the plan was made for 6;"
     ):
-        read_shard(dataset, np.array([1]), layout, rank_spans(layout, 1, 2))
+        read(dataset, np.array([1]), layout, rank_spans(layout, 1, 2))
 
 
 @pytest.mark.parametrize("kind", [Whole, Sliced])
 def test_a_cut_sample_may_go_on_but_not_end_early(kind):
     layout = RowLayout.packed(np.array([6]), 6)
     last = rank_spans(layout, 1, 2)
-    read_shard(kind([sample(0, 9)]), np.array([0]), layout, last, starts=np.array([2]))
+    read(kind([sample(0, 9)]), np.array([0]), layout, last, starts=np.array([2]))
     with pytest.raises(LengthMismatchError, match="has 7 tokens and the plan was made for 6 from token 2 on"):
-        read_shard(kind([sample(0, 7)]), np.array([0]), layout, last, starts=np.array([2]))
+        read(kind([sample(0, 7)]), np.array([0]), layout, last, starts=np.array([2]))
