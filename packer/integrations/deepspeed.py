@@ -96,6 +96,8 @@ def get_dataloader_and_lr_scheduler_for_variable_batch_size_deepspeed(
         samples,
         dp_rank=settings.dp_rank,
         dp_size=settings.dp_size,
+        # Pipeline stages and tensor-parallel ranks have the same micro-batches.
+        tp_size=torch.distributed.get_world_size() // settings.dp_size,
         collate=collate,
         num_workers=settings.num_workers,
         pin_memory=False,  # what the user's function collates is not ours to pin

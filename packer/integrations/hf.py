@@ -211,10 +211,7 @@ class PlanTrainerMixin(PlanEvaluationMixin):
     ) -> tuple[list[dict[str, Any]], torch.Tensor]:
         """Take one step of the plan: its micro-batches, and the tokens that its loss is a mean over."""
         step = next(epoch_iterator)
-        if self._counts_loss_tokens:  # tensor-parallel ranks all count the same tokens
-            num_loss_tokens = count_loss_tokens(step) // self.get_tp_size()
-        else:
-            num_loss_tokens = step.num_loss_tokens
+        num_loss_tokens = count_loss_tokens(step) if self._counts_loss_tokens else step.num_loss_tokens
         self._step = step
         are_shifted = labels_are_shifted(self.plan)
         inputs = [model_inputs(self.model, batch, are_shifted=are_shifted) for batch in step]

@@ -7,6 +7,7 @@
         dp_size=mpu.get_data_parallel_world_size(),
         pp_rank=mpu.get_pipeline_model_parallel_rank(),
         pp_size=mpu.get_pipeline_model_parallel_world_size(),
+        tp_size=mpu.get_tensor_and_context_parallel_world_size(),  # who have the same rows
     )
     data_iterator = MegatronIterator(loader)
 

@@ -1,7 +1,9 @@
 """A plan as torchtitan's data loader: ``build_dataloader_fn`` returns it. torchtitan itself is not needed.
 
     def build_dataloader(dp_world_size, dp_rank, tokenizer, job_config):
-        return TorchtitanLoader(PlanLoader(plan, dataset, dp_rank=dp_rank, dp_size=dp_world_size))
+        copies = dist.get_world_size() // dp_world_size  # of the same batches: tp, cp and pp ranks
+        loader = PlanLoader(plan, dataset, dp_rank=dp_rank, dp_size=dp_world_size, tp_size=copies)
+        return TorchtitanLoader(loader)
 
 torchtitan divides the loss of each micro-batch by its own number of micro-batches; for the mean over the
 step's tokens hand its loss function a sum and multiply it by ``loader.loss_weight()``.
