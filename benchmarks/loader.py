@@ -31,7 +31,8 @@ from torch.utils.data import DataLoader
 from packer.plan import DroppedSamples, Plan, PlanFacts, PlannedEpoch, load_plan, write_plan
 from packer.planner import PlanConfig
 from packer.runtime import PlanLoader
-from packer.runtime.collate import Collator, PlannedShape
+from packer.runtime.batches.collate import Collator, PlannedShape
+from packer.runtime.batches.fields import Fields
 
 TOKENS = 8192
 SEQLEN = 512
@@ -66,12 +67,15 @@ class CollateList:
 
     def __init__(self, layout: str) -> None:
         self._layout = layout
-        self._collator = Collator(pad_values={})
+        self._collator = Collator()
+        self._fields = Fields()
 
     def __call__(self, samples: Sequence[dict[str, np.ndarray]]) -> dict[str, Any]:
         seqlens = np.array([len(sample["input_ids"]) for sample in samples], np.int32)
         length = int(seqlens.sum()) if self._layout == "packed" else int(seqlens.max())
-        return self._collator(samples, PlannedShape(self._layout, seqlens, length, 1, False)).tensors
+        return self._collator(
+            samples, PlannedShape(self._layout, seqlens, length, 1, False), self._fields
+        ).tensors
 
 
 def write_synthetic_plan(path: Path, num_samples: int, layout: str) -> Plan:
@@ -222,16 +226,16 @@ def collate(tokens: Path) -> dict[str, Any]:
     """Packed rows of several sizes: what we make of a token file, and plain copies of as many bytes."""
     results = {}
     mapped = np.memmap(tokens, np.int32, mode="r").view(np.ndarray)
-    collator = Collator(pad_values={})
+    collator, fields = Collator(), Fields()
     for length in (8_192, 32_768, 131_072):
         starts = np.random.default_rng(0).integers(0, len(mapped) - SEQLEN, length // SEQLEN).tolist()
         samples = [{"input_ids": mapped[start : start + SEQLEN]} for start in starts]
         shape = PlannedShape("packed", np.full(len(samples), SEQLEN, np.int32), length, 1, False)
-        made = collator(samples, shape).tensors
+        made = collator(samples, shape, fields).tensors
         sources = [value.numpy().copy() for value in made.values() if isinstance(value, torch.Tensor)]
 
         def ours(samples: Any = samples, shape: PlannedShape = shape) -> None:
-            collator(samples, shape)
+            collator(samples, shape, fields)
 
         def by_sample(starts: list[int] = starts, sources: list[np.ndarray] = sources) -> list[np.ndarray]:
             targets = [np.empty_like(source) for source in sources]

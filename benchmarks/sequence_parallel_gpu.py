@@ -31,7 +31,7 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from examples.decoder import Decoder, DecoderConfig
 from packer.planner import PlanConfig, make_plan
 from packer.runtime import PlanLoader
-from packer.runtime.ulysses import UlyssesAttention
+from packer.runtime.sequence_parallel import UlyssesAttention
 
 RANKS = 2
 STRIDE = 4096

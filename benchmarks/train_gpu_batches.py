@@ -14,9 +14,11 @@ from torch.utils.data import DataLoader
 from train_gpu_setting import Setting
 
 import packer
-from packer.runtime.batch import Batch
-from packer.runtime.collate import Collator, PlannedShape
-from packer.runtime.device import to_device
+from packer.runtime.batches.batch import Batch
+from packer.runtime.batches.collate import Collator, PlannedShape
+from packer.runtime.batches.fields import Fields
+from packer.runtime.loader.device import to_device
+from packer.runtime.loader.progress import Place, Read
 
 
 class Update(NamedTuple):
@@ -69,12 +71,13 @@ class Collate:
     """Pads a list of samples to the longest, into the tensors that our loader makes."""
 
     def __init__(self) -> None:
-        self._collator = Collator(pad_values={})
+        self._collator = Collator()
+        self._fields = Fields()
 
     def __call__(self, samples: Sequence[dict[str, np.ndarray]]) -> Batch:
         seqlens = np.array([len(sample["input_ids"]) for sample in samples], np.int32)
         shape = PlannedShape("padded", seqlens, -(-int(seqlens.max()) // 8) * 8, 1, False)
-        return Batch(self._collator(samples, shape).tensors)
+        return Batch(self._collator(samples, shape, self._fields).tensors)
 
 
 def updates_of_plan(loader: packer.PlanLoader) -> Iterator[Update]:
@@ -96,7 +99,8 @@ def updates_of_lists(
         num_workers=setting.num_workers,
         pin_memory=setting.device == "cuda",
     )
-    delivered = to_device(iter(loader), torch.device(setting.device))
+    reads = (Read(Place(0, 0, index), batch) for index, batch in enumerate(loader))
+    delivered = (read.outcome for read in to_device(reads, torch.device(setting.device)))
     first = 0
     while first < len(batches):
         last, tokens = first, 0

@@ -10,7 +10,7 @@ from train_gpu_batches import Update
 from train_gpu_setting import Setting
 
 import packer
-from packer.runtime.batch import Batch
+from packer.runtime.batches.batch import Batch
 
 
 class Trainer:

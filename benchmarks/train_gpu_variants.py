@@ -22,7 +22,7 @@ from train_gpu_setting import Setting
 from train_gpu_training import Trainer
 
 import packer
-from packer.runtime.batch import Batch
+from packer.runtime.batches.batch import Batch
 
 LENGTHS = Path(__file__).parent / "data" / "azure_llm_2023_lengths.parquet"
 NUM_HELD_OUT = 256

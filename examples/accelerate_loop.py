@@ -56,7 +56,8 @@ def main() -> None:
         optimizer.step()
         scheduler.step()
         optimizer.zero_grad()
-        loss = accelerator.reduce(total, "sum").item() / step.num_loss_tokens  # for the report alone
+        # For the report alone.
+        loss = accelerator.reduce(total, "sum").item() / max(step.num_loss_tokens, 1)
         rate = training.rate.get_last_lr()[0]
         accelerator.print(
             f"step {step.index}: loss {loss:.6f} at rate {rate:.3g}, {step.num_samples} samples"

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
-from packer.runtime.ulysses import UlyssesAttention
+from packer.runtime.sequence_parallel import UlyssesAttention
 
 Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
 

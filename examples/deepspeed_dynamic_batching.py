@@ -63,8 +63,9 @@ class Instructions(torch.utils.data.Dataset[tuple[torch.Tensor, torch.Tensor]]):
 
 
 def loss_of(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-    """Return the mean loss of a micro-batch."""
-    return F.cross_entropy(logits.flatten(0, 1).float(), labels.flatten(), ignore_index=-100)
+    """Return the mean loss of a micro-batch: 0, and no NaN, where it has nothing to predict."""
+    loss = F.cross_entropy(logits.flatten(0, 1).float(), labels.flatten(), ignore_index=-100, reduction="sum")
+    return loss / (labels != -100).sum().clamp(min=1)
 
 
 def main() -> None:

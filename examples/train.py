@@ -15,7 +15,7 @@ from decoder import Decoder, DecoderConfig
 from torch.nn.functional import scaled_dot_product_attention
 
 import packer
-from packer.runtime.ulysses import UlyssesAttention
+from packer.runtime.sequence_parallel import UlyssesAttention
 
 DATA = Path(__file__).parent / "data"
 
@@ -67,6 +67,8 @@ def train_epoch(
 ) -> Iterator[tuple[packer.Step, float]]:
     """Play one epoch, or what is left of it; yield each step with its mean loss per token."""
     for step in loader:  # one optimizer update
+        if not step.num_loss_tokens:  # on every rank: a mean over no token is no number
+            continue
         total = torch.zeros((), device=loader.device)
         for batch in step:  # this rank's micro-batches, on the device
             loss_sum = model(batch)

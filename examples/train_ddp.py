@@ -19,7 +19,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from torch.nn.parallel import DistributedDataParallel
 
 import packer
-from packer.runtime.ulysses import UlyssesAttention
+from packer.runtime.sequence_parallel import UlyssesAttention
 
 DATA = Path(__file__).parent / "data"
 
@@ -56,6 +56,8 @@ def main() -> None:
     # Who reduces the gradients divides them too, or not; one backward tells what makes up for it.
     multiplier = packer.measure_loss_multiplier(model, lambda: model(any_batch(device)))
     for step in islice(loader, arguments.steps):
+        if not step.num_loss_tokens:  # on every rank: a mean over no token is no number
+            continue
         total = torch.zeros((), device=device)
         for batch in step:
             is_last = batch.accum + 1 == loader.grad_accum

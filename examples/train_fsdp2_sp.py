@@ -25,7 +25,7 @@ from torch.nn.functional import scaled_dot_product_attention
 import packer
 from packer.runtime import Batch
 from packer.runtime.masks import block_diagonal_mask
-from packer.runtime.ulysses import UlyssesAttention
+from packer.runtime.sequence_parallel import UlyssesAttention
 
 DATA = Path(__file__).parent / "data"
 
@@ -82,6 +82,8 @@ def main() -> None:
     # Who reduces the gradients divides them too, or not; one backward tells what makes up for it.
     multiplier = packer.measure_loss_multiplier(model, lambda: model(any_batch(device)))
     for step in islice(loader, arguments.steps):
+        if not step.num_loss_tokens:  # on every rank: a mean over no token is no number
+            continue
         total = torch.zeros((), device=device)
         for batch in step:
             model.set_requires_gradient_sync(batch.accum + 1 == loader.grad_accum)
@@ -95,7 +97,7 @@ def main() -> None:
         if dist.get_rank() == 0:
             loss = total.item() / step.num_loss_tokens
             print(f"step {step.index}: loss {loss:.6f} over {step.num_samples} samples")
-    dcp.save(state, checkpoint_id=arguments.out / f"checkpoint-{step.index + 1:06d}")
+    dcp.save(state, checkpoint_id=arguments.out / f"checkpoint-{loader.current_step.index + 1:06d}")
 
 
 class TrainingState:

@@ -54,20 +54,14 @@ def analyze_dataset(
         progress: called after every batch.
 
     Raises:
-        ConfigError: ``workers`` or ``batch_size`` below 1, what cannot be pickled, or no map-style data set.
+        ConfigError: ``workers`` or ``batch_size`` below 1, no map-style data set, or what cannot be pickled.
         SourceError: no samples, or lengths that are none.
     """
     start = monotonic()
     executor = choose_executor(workers)
     if batch_size < 1:
         raise ConfigError(f"batch_size={batch_size}: a batch holds at least one sample")
-    if not (
-        hasattr(dataset, "__len__") and (hasattr(dataset, "__getitem__") or hasattr(dataset, "__getitems__"))
-    ):
-        raise ConfigError(
-            f"{type(dataset).__name__} is no map-style data set: it needs len() and dataset[i]; of a stream, "
-            "write the lengths into a file and measure that by --length-column"
-        )
+    _require_map_style(dataset)
     num_samples = len(dataset)
     with published_directory(out, marker=MANIFEST_NAME, overwrite=overwrite) as folder:
         stage: Stage[range] = Stage(
@@ -130,3 +124,14 @@ def _samples(dataset: Any, rows: Sequence[int]) -> list[Any]:
 def _place_of(function: Callable[..., Any]) -> str:
     name = getattr(function, "__qualname__", type(function).__qualname__)
     return f"{function.__module__}:{name}"
+
+
+def _require_map_style(dataset: Any) -> None:
+    # Those of torch have __getitem__ by inheritance, and some a length.
+    streams = any(base.__name__ == "IterableDataset" for base in type(dataset).__mro__)
+    reads = hasattr(dataset, "__getitem__") or hasattr(dataset, "__getitems__")
+    if streams or not (reads and hasattr(dataset, "__len__")):
+        raise ConfigError(
+            f"a {type(dataset).__name__} cannot be asked for its length and for samples by their place; give "
+            "a map-style data set, or write the samples to files and name these to packer.analyze"
+        )

@@ -125,6 +125,7 @@ def place_of(accelerator: Any, *, tp_size: int | None = None) -> dict[str, int]:
         "dp_size": world // (sp_size * tp_size),
         "sp_rank": rank // tp_size % sp_size,
         "sp_size": sp_size,
+        "tp_size": tp_size,
     }
 
 

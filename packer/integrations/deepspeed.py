@@ -24,6 +24,7 @@ import torch
 from packer.errors import ConfigError
 from packer.integrations.deepspeed_loader import (
     AnySamples,
+    Chosen,
     CollateAny,
     MiddleStageLoader,
     RankMicrobatches,
@@ -54,7 +55,8 @@ def get_dataloader_and_lr_scheduler_for_variable_batch_size_deepspeed(
         engine: What ``deepspeed.initialize`` returned; its configuration has the ``dynamic_batching``
             section.
         dataset_seqlens: Length of every sample; default: the metrics at ``metrics_path``.
-        dataset_filter_ids: Samples to keep; default: all.
+        dataset_filter_ids: Samples to take, in the order in which ``dataloader`` reads them, each as often as
+            it is named; default: all, in the data set's order.
         dataloader_collate_fn: List of samples → batch; default: the list itself.
         sample_padding_fn: ``(sample, length)`` → the sample, padded; what pipeline stages need.
         batch_seqlens_fn: Batch → length of each of its samples; measures a data set that has no metrics yet.
@@ -65,6 +67,7 @@ def get_dataloader_and_lr_scheduler_for_variable_batch_size_deepspeed(
 
     Raises:
         ConfigError: The configuration does not ask for dynamic batching, or something it needs is missing.
+        EmptyPlanError: No step can be made of these samples within these bounds.
         SourceChangedError: The lengths are of another number of samples.
     """
     settings = BatchingSettings.of_engine(engine)
@@ -83,6 +86,9 @@ def get_dataloader_and_lr_scheduler_for_variable_batch_size_deepspeed(
     )
     if torch.distributed.get_rank() == 0:
         _say_what_is_left_out(planned.plan)
+    chosen = None if planned.chosen is None else Chosen(dataset, planned.chosen)
+    dataset = dataset if chosen is None else chosen
+    digest = None if chosen is None else chosen.digest()
     samples = AnySamples(dataset, planned.lengths)
     collate = CollateAny(dataloader_collate_fn, sample_padding_fn if settings.is_pipeline else None)
     played = PlanLoader(
@@ -90,15 +96,17 @@ def get_dataloader_and_lr_scheduler_for_variable_batch_size_deepspeed(
         samples,
         dp_rank=settings.dp_rank,
         dp_size=settings.dp_size,
+        # Pipeline stages and tensor-parallel ranks have the same micro-batches.
+        tp_size=torch.distributed.get_world_size() // settings.dp_size,
         collate=collate,
         num_workers=settings.num_workers,
         pin_memory=False,  # what the user's function collates is not ours to pin
     )
     loader: VariableBatchLoader
     if settings.is_pipeline and not (engine.is_first_stage() or engine.is_last_stage()):
-        loader = MiddleStageLoader(played, engine)
+        loader = MiddleStageLoader(played, engine, chosen=digest)
     else:
-        loader = VariableBatchLoader(played, pin_memory=settings.pin_memory)
+        loader = VariableBatchLoader(played, pin_memory=settings.pin_memory, chosen=digest)
     scheduler = VariableBatchSizeLR(engine, loader, verbose=settings.verbose)
     own = RankMicrobatches(planned.plan, dataset, collate, settings.dp_rank)
     return (

@@ -1,12 +1,16 @@
 """A plan's micro-batches as DeepSpeed hands them out: of any samples, collated by the user."""
 
+import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch.utils.data import Dataset, SequentialSampler
+from torch.utils.data._utils.pin_memory import pin_memory as pinned
 
+from packer.errors import StateError
 from packer.metrics import Metrics
 from packer.plan import Plan
 from packer.runtime import PlanLoader, PlannedShape, StepInfo
@@ -15,6 +19,26 @@ from packer.samples import SEQLEN
 
 _SAMPLE = "sample"
 _BATCH = "batch"
+_CHOSEN = "dataset_filter_ids"
+
+
+class Chosen(Dataset[Any]):
+    """The samples of a data set that a list of ids names, in its order, as often as it names them."""
+
+    def __init__(self, dataset: Any, ids: NDArray[np.int64]) -> None:
+        """Item i is sample ``ids[i]``."""
+        self._dataset = dataset
+        self._ids = ids
+
+    def __len__(self) -> int:
+        return len(self._ids)
+
+    def __getitem__(self, index: int) -> Any:
+        return self._dataset[int(self._ids[index])]
+
+    def digest(self) -> str:
+        """Return what tells this list from others."""
+        return hashlib.sha256(self._ids.astype("<i8").tobytes()).hexdigest()
 
 
 class AnySamples:
@@ -67,11 +91,19 @@ class CollateAny:
 class VariableBatchLoader:
     """This rank's micro-batches of the planned epoch; every iteration plays it again, as DeepSpeed does."""
 
-    def __init__(self, loader: PlanLoader, *, pin_memory: bool = False) -> None:
-        """Hand out what ``loader`` plays, without its wrapping."""
+    def __init__(self, loader: PlanLoader, *, pin_memory: bool = False, chosen: str | None = None) -> None:
+        """Hand out what ``loader`` plays, without its wrapping.
+
+        Args:
+            loader: Plays this rank's micro-batches.
+            pin_memory: Move what is handed out into page-locked memory, as torch's ``DataLoader`` does: where
+                there is an accelerator.
+            chosen: What tells the samples that were chosen from others; None: all.
+        """
         self._loader = loader
         self._flat = loader.microbatches()
-        self._pin_memory = pin_memory
+        self._pin_memory = pin_memory and torch.accelerator.is_available()
+        self._chosen = chosen
         self.on_step: Callable[[], None] = _nothing
         """Called when the first micro-batch of another step is about to be handed out."""
 
@@ -91,7 +123,10 @@ class VariableBatchLoader:
             if batch.step is not played:
                 played = batch.step
                 self.on_step()
-            yield _pinned(batch[_BATCH]) if self._pin_memory else batch[_BATCH]
+            if self._pin_memory:
+                yield pinned(batch[_BATCH])  # type: ignore[no-untyped-call]
+            else:
+                yield batch[_BATCH]
 
     @property
     def current_step(self) -> StepInfo:
@@ -113,23 +148,29 @@ class VariableBatchLoader:
 
     def state_dict(self) -> dict[str, Any]:
         """Return where the loader stands: at a step's end, at the next one."""
-        return self._loader.state_dict()
+        return self._loader.state_dict() | {_CHOSEN: self._chosen}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Let the next iteration go on where ``state`` was taken; a step broken off is played again.
 
         Raises:
-            StateError: The state belongs to another plan.
+            StateError: The state belongs to another plan, or to other ``dataset_filter_ids``.
         """
-        self._loader.load_state_dict(state)
+        place = dict(state)
+        if place.pop(_CHOSEN, None) != self._chosen:
+            raise StateError(
+                "the state was saved with other dataset_filter_ids, which name other samples; give those, or "
+                "start anew without the state"
+            )
+        self._loader.load_state_dict(place)
 
 
 class MiddleStageLoader(VariableBatchLoader):
     """What a pipeline stage in the middle has: no data, but the steps that the engine makes."""
 
-    def __init__(self, loader: PlanLoader, engine: Any) -> None:
+    def __init__(self, loader: PlanLoader, engine: Any, *, chosen: str | None = None) -> None:
         """Count the engine's steps instead of micro-batches."""
-        super().__init__(loader)
+        super().__init__(loader, chosen=chosen)
         self._engine = engine
         self._first = 0
         self._next_first = 0
@@ -154,7 +195,7 @@ class MiddleStageLoader(VariableBatchLoader):
     def state_dict(self) -> dict[str, Any]:
         """Return what the first and the last stage do."""
         epoch, index = (1, 0) if self._index == self._num_steps else (0, self._index)
-        return self._loader.state_dict() | {"epoch": epoch, "step": index, "microbatch": 0}
+        return super().state_dict() | {"epoch": epoch, "step": index, "microbatch": 0}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Count on from where ``state`` was taken.
@@ -213,7 +254,7 @@ def io_arguments(microbatches: RankMicrobatches, *, pin_memory: bool, num_worker
     return {
         "dataset": microbatches,
         "batch_size": 1,
-        "pin_memory": pin_memory,
+        "pin_memory": pin_memory and torch.accelerator.is_available(),
         "data_sampler": SequentialSampler(microbatches),
         "collate_fn": RankMicrobatches.only,
         "num_local_io_workers": num_workers,
@@ -222,14 +263,3 @@ def io_arguments(microbatches: RankMicrobatches, *, pin_memory: bool, num_worker
 
 def _nothing() -> None:
     return
-
-
-def _pinned(value: Any) -> Any:
-    """Move the tensors of a batch, however they are nested, into page-locked memory."""
-    if isinstance(value, torch.Tensor):
-        return value.pin_memory()
-    if isinstance(value, Mapping):
-        return {name: _pinned(item) for name, item in value.items()}
-    if isinstance(value, tuple | list):
-        return type(value)(_pinned(item) for item in value)
-    return value

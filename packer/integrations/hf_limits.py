@@ -1,19 +1,28 @@
 """What a Trainer must be like to play a plan, and why; all else is refused before the first step."""
 
-import inspect
+import logging
 from collections.abc import Collection, Sequence
 from typing import Any
 
 from packer.errors import ConfigError, PlanError
+from packer.integrations.hf_inputs import (
+    attention_of,
+    forward_parameters,
+    inner_model,
+    plans_pairs,
+    takes_pairs,
+)
 from packer.plan import Plan
 from packer.runtime.topology import grad_accum_for
 from packer.wording import counted
 
-_KNOWN_LOSSES = ("Trainer", "SFTTrainer")
-"""Their loss is next-token prediction, which the mixin computes over the plan's steps."""
+_LOGGER = logging.getLogger(__name__)
 
 _DEFAULT_EPOCHS = 3.0
 """``num_train_epochs`` of arguments that name none."""
+
+_PREFERENCE_TRAINERS = ("DPO", "KTO", "ORPO", "CPO", "Reward", "BCO")
+"""What the names of TRL's trainers begin with whose loss compares answers."""
 
 
 def choose_max_steps(args: Any, plan: Plan) -> int:
@@ -30,7 +39,15 @@ def choose_max_steps(args: Any, plan: Plan) -> int:
         )
     if args.max_steps > 0:
         return int(args.max_steps)
-    if args.num_train_epochs not in (_DEFAULT_EPOCHS, plan.num_epochs):
+    if args.num_train_epochs == _DEFAULT_EPOCHS != plan.num_epochs:
+        log = _LOGGER.warning if getattr(args, "process_index", 0) == 0 else _LOGGER.debug
+        log(
+            "num_train_epochs=3, which is what arguments say that name none, and the plan holds %s: that is "
+            "what is trained; set num_train_epochs=%d to say so, or plan more with --epochs",
+            counted(plan.num_epochs, "epoch"),
+            plan.num_epochs,
+        )
+    elif args.num_train_epochs != plan.num_epochs:
         raise ConfigError(
             f"num_train_epochs={args.num_train_epochs:g}, and the plan holds "
             f"{counted(plan.num_epochs, 'epoch')}, which is what is trained; plan with "
@@ -40,22 +57,31 @@ def choose_max_steps(args: Any, plan: Plan) -> int:
     return int(planned)
 
 
-def require_known_loss(classes: Sequence[type]) -> None:
+def require_known_loss(classes: Sequence[type], known: Collection[str]) -> None:
     """Refuse a trainer whose own ``compute_loss`` the mixin's would silently replace.
 
     Args:
         classes: What comes after the mixin in the order in which methods are looked up.
+        known: Classes whose loss is next-token prediction, which the mixin computes over the plan's steps.
 
     Raises:
         ConfigError: One of them has a loss of its own.
     """
     owner = next((kind for kind in classes if "compute_loss" in vars(kind)), None)
-    if owner is None or owner.__name__ in _KNOWN_LOSSES:
+    if owner is None or owner.__name__ in known:
         return
+    if owner.__name__ == "SFTTrainer":
+        cure = "take packer.integrations.trl: PlanSFTTrainer, or PlanSFTMixin in front of a subclass of it"
+    elif owner.__name__.startswith(_PREFERENCE_TRAINERS):
+        cure = (
+            "a loss over two answers needs both of them in one micro-batch: plan the pairs with a budget for "
+            "each (--max-tokens chosen=N,rejected=N), and play the plan with PlanLoader in a loop of your own"
+        )
+    else:
+        cure = "use it with Trainer, or override compute_loss in the class that has the mixin"
     raise ConfigError(
         f"{owner.__name__}.compute_loss would not be called: the mixin computes next-token loss over the "
-        "plan's "
-        "steps; use it with Trainer or SFTTrainer, or override compute_loss in the class that has the mixin"
+        f"plan's steps; {cure}"
     )
 
 
@@ -99,30 +125,44 @@ def require_trainable(trainer: Any, plan: Plan, place: dict[str, int]) -> None:
         )
 
 
-def attention_of(model: Any) -> str:
-    """Return the name of a model's attention; empty where it has none."""
-    return str(getattr(getattr(model, "config", None), "_attn_implementation", ""))
-
-
-def forward_parameters(model: Any) -> Collection[str]:
-    """Return what a model's ``forward`` takes; of an adapter around a model, what that one takes."""
-    inner = model.get_base_model() if hasattr(model, "get_base_model") else model
-    return inspect.signature(inner.forward).parameters
-
-
-def require_attention(model: Any, plan: Plan, sp_size: int) -> None:
-    """Refuse attention that mixes up the samples of a packed row, or lacks the mask that it needs.
+def require_model(model: Any, plan: Plan, sp_size: int) -> None:
+    """Refuse a model that cannot take the plan's micro-batches, or would mix up the samples in them.
 
     Raises:
-        ConfigError: Names the attention.
+        ConfigError: Names the model, or its attention.
         PlanError: Rows that DeepSpeed's Ulysses attention cannot take.
     """
+    name = type(inner_model(model)).__name__
+    if takes_pairs(model) and not plans_pairs(plan):
+        raise ConfigError(
+            f"{name} has an encoder and a decoder, and this plan's samples are single sequences; analyze "
+            "source and target (--tokens-column source=… --tokens-column target=…) and plan with a budget "
+            "for each (--max-tokens source=N,target=N)"
+        )
+    if plans_pairs(plan) and (not takes_pairs(model) or len(plan.config["max_tokens"]) != 2):
+        raise ConfigError(
+            f"{name} cannot play this plan of {', '.join(plan.config['max_tokens'])}: pairs are for models "
+            "with an encoder and a decoder, source first; plan one sequence a sample, or play the plan with "
+            "PlanLoader in a loop of your own"
+        )
+    for adapter in getattr(model, "peft_config", {}).values():
+        if getattr(adapter, "is_prompt_learning", False):
+            kind = getattr(adapter.peft_type, "value", adapter.peft_type)
+            raise ConfigError(
+                f"a {kind} adapter puts tokens of its own in front of every row, for which the "
+                "plan has no room; take one that changes weights, such as LoRA"
+            )
+    _require_attention(model, plan, sp_size)
+
+
+def _require_attention(model: Any, plan: Plan, sp_size: int) -> None:
+    """Refuse attention that mixes up the samples of a packed row, or lacks the mask that it needs."""
     attention = attention_of(model)
     packed = plan.layout == "packed"
     if packed and "position_ids" not in forward_parameters(model):
         raise ConfigError(
-            f"{type(model).__name__} takes no position_ids, by which the samples of a packed row are told "
-            "apart; plan with --layout padded"
+            f"{type(inner_model(model)).__name__} takes no position_ids, by which the samples of a packed "
+            "row are told apart; plan with --layout padded"
         )
     if sp_size == 1:
         return
@@ -143,4 +183,22 @@ def require_attention(model: Any, plan: Plan, sp_size: int) -> None:
         raise PlanError(
             f"DeepSpeed's Ulysses attention (sp_size={sp_size}) takes micro-batches of one row, and this "
             "plan's have several; plan with --layout packed, or with --max-samples 1"
+        )
+
+
+def require_evaluable(args: Any, *, is_packed: bool) -> None:
+    """Refuse arguments for metrics that this evaluation could not serve.
+
+    Raises:
+        ConfigError: Names the argument, the reason and the cure.
+    """
+    if args.batch_eval_metrics:
+        raise ConfigError(
+            "batch_eval_metrics=True: compute_metrics is told of the last batch by a loader of accelerate's "
+            "alone; leave it out, and let preprocess_logits_for_metrics keep what is gathered small"
+        )
+    if is_packed and "inputs" in args.include_for_metrics:
+        raise ConfigError(
+            "include_for_metrics=['inputs'] gathers the rows of a packed eval_plan, which hold several "
+            "samples, beside predictions of one row a sample; plan the evaluation with --layout padded"
         )

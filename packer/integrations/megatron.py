@@ -7,6 +7,7 @@
         dp_size=mpu.get_data_parallel_world_size(),
         pp_rank=mpu.get_pipeline_model_parallel_rank(),
         pp_size=mpu.get_pipeline_model_parallel_world_size(),
+        tp_size=mpu.get_tensor_and_context_parallel_world_size(),  # who have the same rows
     )
     data_iterator = MegatronIterator(loader)
 
@@ -25,7 +26,7 @@ from typing import Any
 import torch
 
 from packer.errors import ConfigError
-from packer.integrations.labels import IGNORE_INDEX, shifted_labels
+from packer.integrations.labels import IGNORE_INDEX, labels_are_shifted, shifted_labels
 from packer.runtime import Batch, PlanLoader
 
 
@@ -53,6 +54,7 @@ class MegatronIterator(Iterator[dict[str, torch.Tensor]]):
         self.loader = loader
         self._flat = loader.microbatches()
         self._batches: Iterator[Batch] | None = None
+        self._are_shifted = labels_are_shifted(loader.plan)
 
     def __iter__(self) -> "MegatronIterator":
         return self
@@ -70,7 +72,7 @@ class MegatronIterator(Iterator[dict[str, torch.Tensor]]):
                 self._batches = iter(self._flat)
             batch = next(self._batches, None)
             if batch is not None:
-                return megatron_fields(batch)
+                return megatron_fields(batch, are_shifted=self._are_shifted)
             self._batches = None
 
     def state_dict(self) -> dict[str, Any]:
@@ -87,11 +89,16 @@ class MegatronIterator(Iterator[dict[str, torch.Tensor]]):
         self._batches = None
 
 
-def megatron_fields(batch: Batch) -> dict[str, torch.Tensor]:
-    """Return one micro-batch under Megatron's names; on a stage that reads no samples, nothing."""
+def megatron_fields(batch: Batch, *, are_shifted: bool = False) -> dict[str, torch.Tensor]:
+    """Return one micro-batch under Megatron's names; on a stage that reads no samples, nothing.
+
+    Args:
+        batch: A micro-batch with whole rows.
+        are_shifted: The plan's data set has labels that are shifted already (``analyze --no-shift``).
+    """
     if not batch:
         return {}
-    labels = shifted_labels(batch)
+    labels = shifted_labels(batch, are_shifted=are_shifted)
     counts = labels != IGNORE_INDEX
     fields = {
         "tokens": batch["input_ids"],

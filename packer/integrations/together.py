@@ -1,10 +1,11 @@
 """Work that one process does for many: the others wait as long as it takes, and hear of its failure."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
 
+import torch
 import torch.distributed as dist
 
 from packer.errors import PackerError
@@ -54,6 +55,16 @@ class Together:
         values = [value]
         dist.broadcast_object_list(values, src=0, group=self._group)
         return values[0]
+
+
+def sum_over_processes(values: Sequence[float]) -> list[float]:
+    """Return each number's sum over the training's processes, which all call this."""
+    if not (dist.is_available() and dist.is_initialized()):
+        return list(values)
+    device = "cuda" if "nccl" in dist.get_backend() else "cpu"
+    totals = torch.tensor(values, dtype=torch.float64, device=device)
+    dist.all_reduce(totals)
+    return [float(total) for total in totals.tolist()]
 
 
 @contextmanager

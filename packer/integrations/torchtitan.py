@@ -1,7 +1,9 @@
 """A plan as torchtitan's data loader: ``build_dataloader_fn`` returns it. torchtitan itself is not needed.
 
     def build_dataloader(dp_world_size, dp_rank, tokenizer, job_config):
-        return TorchtitanLoader(PlanLoader(plan, dataset, dp_rank=dp_rank, dp_size=dp_world_size))
+        copies = dist.get_world_size() // dp_world_size  # of the same batches: tp, cp and pp ranks
+        loader = PlanLoader(plan, dataset, dp_rank=dp_rank, dp_size=dp_world_size, tp_size=copies)
+        return TorchtitanLoader(loader)
 
 torchtitan divides the loss of each micro-batch by its own number of micro-batches; for the mean over the
 step's tokens hand its loss function a sum and multiply it by ``loader.loss_weight()``.
@@ -12,7 +14,7 @@ from typing import Any
 
 import torch
 
-from packer.integrations.labels import shifted_labels
+from packer.integrations.labels import labels_are_shifted, shifted_labels
 from packer.runtime import PlanLoader
 
 
@@ -33,6 +35,7 @@ class TorchtitanLoader:
         self.loader = loader
         self._flat = loader.microbatches()
         self._positions = positions
+        self._are_shifted = labels_are_shifted(loader.plan)
 
     def __iter__(self) -> Iterator[tuple[dict[str, torch.Tensor], torch.Tensor]]:
         """Play on, to the end of the last epoch."""
@@ -41,7 +44,7 @@ class TorchtitanLoader:
                 inputs = {"input": batch["input_ids"]}
                 if self._positions is not None:
                     inputs[self._positions] = batch["position_ids"]
-                yield inputs, shifted_labels(batch)
+                yield inputs, shifted_labels(batch, are_shifted=self._are_shifted)
 
     def loss_weight(self, num_averaged: int = 1) -> float:
         """Return what the sum of a micro-batch's loss is multiplied by.

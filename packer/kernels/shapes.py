@@ -6,7 +6,7 @@ from packer.kernels._jit import inline, jit
 
 
 @inline
-def _fill_level(candidates, below, before, after, came, low, high):
+def _fill_level(costs, below, before, after, came, low, high):
     """Fill ``after[low:high]``: where the last shape best begins never moves back (divide and conquer)."""
     stack = np.empty((128, 4), np.int64)
     depth = 1
@@ -19,7 +19,7 @@ def _fill_level(candidates, below, before, after, came, low, high):
         middle = (first + last) // 2
         best, where = np.int64(1) << 62, least
         for start in range(least, min(most, middle) + 1):
-            total = candidates[middle] * (below[middle + 1] - below[start])
+            total = costs[middle] * (below[middle + 1] - below[start])
             if start > 0:
                 total += before[start - 1]
             if total < best:
@@ -31,24 +31,24 @@ def _fill_level(candidates, below, before, after, came, low, high):
 
 
 @jit
-def choose(candidates, below, came):
-    """Find the cheapest choice of shapes among ``candidates``, the largest among them.
+def choose(costs, below, came):
+    """Find the cheapest choice of shapes among rising candidates, the largest among them.
 
     Args:
-        candidates: (C,) int64, rising.
+        costs: (C,) int64, what a sample costs that is padded to each candidate; never falling.
         below: (C + 1,) int64, how many lengths are rounded to the candidates before each.
         came: (N, C) int32, filled: the first candidate that the last of n + 1 shapes, candidate c, serves.
 
     Returns:
-        The sum of all padded lengths.
+        The sum of all costs.
     """
-    num_candidates = len(candidates)
+    num_candidates = len(costs)
     before = np.empty(num_candidates, np.int64)
     after = np.empty(num_candidates, np.int64)
     for candidate in range(num_candidates):
-        before[candidate] = candidates[candidate] * below[candidate + 1]
+        before[candidate] = costs[candidate] * below[candidate + 1]
         came[0, candidate] = 0
     for level in range(1, len(came)):
-        _fill_level(candidates, below, before, after, came[level], 0, num_candidates)
+        _fill_level(costs, below, before, after, came[level], 0, num_candidates)
         before, after = after, before
     return before[num_candidates - 1]

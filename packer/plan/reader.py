@@ -171,7 +171,7 @@ class Plan:
 
     def __reduce__(self) -> tuple[Any, ...]:
         if isinstance(self._files, FolderFiles):
-            return _reopen, (self._files.folder, self.fingerprint)
+            return _reopen, (self._files.root, self.fingerprint)
         return Plan, (self._header, self._files)
 
     def __repr__(self) -> str:

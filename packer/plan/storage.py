@@ -22,6 +22,8 @@ class FolderFiles:
     def __init__(self, folder: Path) -> None:
         """Take a folder, before its header is read."""
         self.folder = folder
+        self.root = folder.absolute()
+        """The same, wherever the process goes; ``folder`` is what messages call it."""
         self._stamp = self._header_stamp()
 
     def describe(self, name: str) -> str:
@@ -30,7 +32,7 @@ class FolderFiles:
 
     def buffer(self, name: str) -> pa.Buffer:
         """Map one file; the mapping lives as long as the buffer, whatever becomes of the name."""
-        path = self.folder / name
+        path = self.root / name
         try:
             with pa.memory_map(str(path)) as source:
                 return source.read_buffer()
@@ -48,7 +50,7 @@ class FolderFiles:
         stamp = self._header_stamp()
         if stamp == self._stamp:
             return
-        if read_header(self.folder)[HEADER_HASH] != header[HEADER_HASH]:
+        if read_header(self.root)[HEADER_HASH] != header[HEADER_HASH]:
             raise PlanError(
                 f"{self.folder} was replaced by another plan while it was in use; start the run again"
             )
@@ -56,7 +58,7 @@ class FolderFiles:
 
     def _header_stamp(self) -> tuple[int, ...] | None:
         try:
-            status = (self.folder / schema.HEADER_FILE).stat()
+            status = (self.root / schema.HEADER_FILE).stat()
         except OSError:  # read_header says it better
             return None
         return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns

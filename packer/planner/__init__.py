@@ -1,14 +1,18 @@
 """The planner: from sequence lengths and a configuration to epochs of micro-batches and steps.
 
-1. ``config``: the options, checked where they are born; ``limits``: the bounds they put on a micro-batch.
-2. ``pieces``: which samples are planned, and how those that are too long are cut.
-3. ``packings``: samples → micro-batches, one file each: ``next_fit``, ``windowed`` (``pairs``: several
-   budgets), ``best_fit`` (``repair``: what it does not look at). ``orders`` shuffles and sorts; under a
-   curriculum (``packer.curriculum``) ``pools`` says who may be packed when.
-4. ``steps``: micro-batches → rows of whole steps, the remainder, the balance of the ranks; ``draft``: what
-   they sum up to.
-5. ``epochs``: epoch after epoch, with the ``shapes`` and the ``lr`` base that all of them share.
-6. ``make_plan``: all of it, into a plan on disk or in memory; ``progress``: how far it is.
+A room for each stage, in the order in which data flows; ``config`` holds the options of all of them.
+
+1. ``choose``: which samples are planned (``selection``), within which bounds (``limits``), and how those that
+   are too long are cut (``pieces``).
+2. ``order``: random, sequential or by length, in threads.
+3. ``packing``: samples → micro-batches, one file a packing; ``pack`` takes the one that was asked for. In
+   packed rows ``apart`` keeps pieces of one sample from meeting, ``company`` sees to their number of samples;
+   under a curriculum (``packer.curriculum``) ``curriculum`` says who may be packed when.
+4. ``compose``: micro-batches → steps. ``deal`` makes every step a sample of the epoch, ``steps`` applies the
+   remainder, ``balance`` evens out the ranks, ``mix`` measures what came of it.
+5. ``shape`` and ``rate``: S or T of every row, the learning-rate factor of every step.
+6. ``epochs``: all of it, epoch after epoch; ``make_plan``: into a plan on disk or in memory; ``progress``:
+   how far it is.
 
 ``PlanConfig`` is imported at once; ``make_plan``, which brings the compiled kernels, when it is first used.
 """

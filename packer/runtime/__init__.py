@@ -1,12 +1,8 @@
 """Replay a plan in a training loop: batches on the device, the step's learning rate, the loss's divisor."""
 
-from packer.runtime.batch import Batch, BatchInfo, StepInfo
-from packer.runtime.collate import PlannedShape
-from packer.runtime.loader import FlatView, PlanLoader
-from packer.runtime.loss import count_loss_tokens
-from packer.runtime.lr import PlanLR, scaled_lr
-from packer.runtime.multiplier import measure_loss_multiplier
-from packer.runtime.step import Step
+from packer.runtime.batches import Batch, BatchInfo, PlannedShape, StepInfo
+from packer.runtime.loader import FlatView, PlanLoader, Step
+from packer.runtime.rate_and_loss import PlanLR, count_loss_tokens, measure_loss_multiplier, scaled_lr
 
 __all__ = [
     "Batch",

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask
 
 from packer.errors import ConfigError
-from packer.runtime.batch import Batch
+from packer.runtime.batches.batch import Batch
 
 
 def causal_mask(batch: Mapping[str, Any]) -> Tensor:

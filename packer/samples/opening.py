@@ -45,7 +45,7 @@ def open_dataset(
         SourceError: the source cannot be read, or lacks a column.
     """
     if not isinstance(source, Source):
-        source = open_source(source)
+        source = open_source(_all_absolute(source))
     if metrics is not None:
         if definition is not None:
             raise ConfigError("open_dataset takes metrics or a definition, not both: metrics hold one")
@@ -59,14 +59,32 @@ def open_dataset(
     definition = definition or default_definition(source)
     if definition is None:
         raise ConfigError("nothing says what the token ids are; give metrics=, or definition=")
+    tokenizer = tokenizer or definition.tokenizer
     if tokenizer is not None:
-        definition = definition.with_tokenizer(tokenizer)
+        definition = definition.with_tokenizer(os.fspath(_absolute(tokenizer)))
     source = source.tolerating(definition.on_error)
     check_definition(source, definition)
     named = _named_fields(definition, fields)
     for column in named.values():
         check_list_of_numbers(source, column)
     return Dataset(source, definition, named)
+
+
+def _all_absolute(paths: PathLike | Sequence[PathLike]) -> PathLike | Sequence[PathLike]:
+    if isinstance(paths, str | os.PathLike):
+        absolute: PathLike = _absolute(paths)
+        return absolute
+    return [_absolute(path) for path in paths] if isinstance(paths, list | tuple) else paths
+
+
+def _absolute(path: Any) -> Any:
+    """Return a path that means the same wherever the process goes; names and URLs are left alone."""
+    if not isinstance(path, str | os.PathLike):
+        return path  # which opening will name
+    text = os.fspath(path)
+    is_local = "://" not in text and "::" not in text
+    is_there = any(sign in text for sign in "*?[") or os.path.exists(text) or os.path.exists(f"{text}.idx")
+    return os.path.abspath(text) if is_local and is_there else path
 
 
 def check_unchanged(source: Source, metrics: Metrics) -> None:

@@ -2,9 +2,9 @@
 
 import os
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence, Set
 
-from packer.errors import SourceError
+from packer.errors import ConfigError, SourceError
 from packer.sources.arrow import ArrowPart
 from packer.sources.huggingface import refuse_mixed_cache, saved_files
 from packer.sources.indexed import IndexedPart
@@ -45,9 +45,10 @@ def open_source(paths: PathLike | Sequence[PathLike]) -> Source:
     list keeps the order it has. Formats are told by content, not by name. Reads metadata only.
 
     Raises:
+        ConfigError: what was given is no path, but a data set, say.
         SourceError: nothing there, nothing to read, or a damaged file; the message names it.
     """
-    listed = [paths] if isinstance(paths, str | os.PathLike) else list(paths)
+    listed = [paths] if isinstance(paths, str | os.PathLike) else _listed(paths)
     if not listed:
         raise SourceError("no source was named; name a file, a folder or a pattern")
     parts = [part for path in listed for part in _open_path(from_user(path))]
@@ -56,6 +57,18 @@ def open_source(paths: PathLike | Sequence[PathLike]) -> Source:
             f"{', '.join(os.fspath(path) for path in listed)}: the data set is empty; name one that has rows"
         )
     return Source(parts)
+
+
+def _listed(paths: Sequence[PathLike]) -> list[PathLike]:
+    is_list = isinstance(paths, Sequence | Set | Iterator)  # a data set is iterable, too, and may be long
+    listed = list(paths) if is_list else []
+    odd = paths if not is_list else next((p for p in listed if not isinstance(p, str | os.PathLike)), None)
+    if odd is not None:
+        raise ConfigError(
+            f"a {type(odd).__name__} is no path; name files, folders, patterns or URLs, or measure a data "
+            "set in memory with packer.analyze_dataset(dataset, seqlens_fn, out=...)"
+        )
+    return listed
 
 
 def _open_path(location: Location) -> list[Part]:

@@ -69,3 +69,35 @@ def test_what_cannot_be_run(tmp_path):
     with pytest.raises(ConfigError, match="top of a module"):
         packer.analyze_dataset(["a", "b"], lambda b: [1], out=tmp_path / "m", batch_size=1, workers=2)
     assert list(tmp_path.iterdir()) == []
+
+
+class Stream:
+    """What cannot be asked for a sample by its place."""
+
+    def __iter__(self):
+        return iter([])
+
+
+class IterableDataset(Stream):
+    """Torch's has ``__getitem__`` by inheritance, and may have a length."""
+
+    def __len__(self):
+        return 3
+
+    def __getitem__(self, index):
+        raise NotImplementedError
+
+
+@pytest.mark.parametrize("dataset", [Stream(), IterableDataset()])
+def test_a_stream_is_refused(tmp_path, dataset):
+    with pytest.raises(ConfigError, match=f"a {type(dataset).__name__} cannot be asked for its length"):
+        packer.analyze_dataset(dataset, lambda samples: [1] * len(samples), out=tmp_path / "metrics")
+    assert not (tmp_path / "metrics").exists()
+
+
+@pytest.mark.parametrize("source", [Stream(), [{"input_ids": [1]}], 5])
+def test_a_data_set_in_memory_is_no_source_of_files(tmp_path, source):
+    with pytest.raises(ConfigError, match=r"is no path; .*packer\.analyze_dataset"):
+        packer.analyze(source, out=tmp_path / "metrics", tokens_column="input_ids")
+    with pytest.raises(ConfigError, match="is no path"):
+        packer.open_dataset(source)

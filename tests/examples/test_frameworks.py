@@ -27,6 +27,8 @@ def prepared(tmp_path_factory) -> Path:
         "padded": two_ranks,
         "packed": two_ranks | {"layout": "packed"},
         "shared": {"max_tokens": 3072, "grad_accum": 8, "sp_size": 2, "max_samples": 1},
+        "to train on": two_ranks | {"layout": "packed", "sample_ids": range(64, metrics.num_samples)},
+        "held out": two_ranks | {"layout": "packed", "sample_ids": range(64), "remainder": "keep"},
     }.items():
         packer.make_plan(metrics, packer.PlanConfig(**options), out=folder / name)
     return folder
@@ -78,6 +80,18 @@ def test_trainer_with_ulysses_from_a_configuration_file(prepared, tmp_path):
         TORCH_EXTENSIONS_DIR=str(tmp_path),
     )
     assert len(re.findall("'learning_rate'", output)) >= 4
+
+
+def test_trl_with_an_adapter_and_a_planned_evaluation(prepared, tmp_path):
+    plans = ("--plan", prepared / "to train on", "--eval-plan", prepared / "held out")
+    script = (*TORCHRUN, EXAMPLES / "hf_trl.py", "--metrics", prepared / "metrics", "--out", tmp_path, *plans)
+    output = run(*script, "--steps", 4)
+    assert_learns(output, 4)
+    evaluated = [float(loss) for loss in re.findall(r"'eval_loss': '?(\d+\.\d+)", output)]
+    assert len(evaluated) == 2
+    assert evaluated[-1] < losses(output)[0]
+    resumed = run(*script, "--steps", 6, "--resume")
+    assert len(re.findall("'learning_rate'", resumed)) == 2
 
 
 def test_accelerate(prepared):

@@ -1,15 +1,22 @@
 """The loop to copy runs as it stands, learns, and goes on where it was stopped."""
 
 import gzip
+import importlib
 import os
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
 
+from packer.runtime import PlanLoader
+from tests import plans
 from tests.examples.launches import EXAMPLES
+from tests.runtime.replays import Tokens
 
 
 def train(source: Path, out: Path, *, kill_after: int | None = None) -> dict[int, float]:
@@ -61,3 +68,20 @@ def test_a_killed_run_goes_on_from_its_last_checkpoint(tmp_path: Path) -> None:
     assert min(resumed) == 10  # a checkpoint is taken after every tenth step
     assert begun | resumed == pytest.approx(whole, abs=2e-3)
     assert train(source, tmp_path / "killed") == {}  # it was finished
+
+
+def test_a_step_without_anything_to_learn_changes_no_weight(monkeypatch):
+    """All labels of its samples are −100: a mean over none of them would make NaN of every weight."""
+    monkeypatch.syspath_prepend(EXAMPLES)
+    loop = importlib.import_module("train")
+    rows = [plans.Row(pieces=[(i, 4)]) for i in range(3)]
+    epoch = replace(plans.epoch(rows), step_num_loss_tokens=np.array([3, 0, 3]))
+    facts = replace(plans.facts([4, 4, 4]), loss_tokens="labels")
+    plan = plans.plan_in_memory(facts, [epoch], dropped=plans.drops())
+    loader = PlanLoader(plan, Tokens([4] * 3, labels=lambda i, n: np.full(n, -100 if i == 1 else 5)))
+    model = loop.small_decoder()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    scheduler = torch.optim.lr_scheduler.LinearLR(optimizer)
+    played = [step.index for step, _ in loop.train_epoch(model, loader, optimizer, scheduler)]
+    assert played == [0, 2]
+    assert all(parameter.isfinite().all() for parameter in model.parameters())

@@ -1,10 +1,17 @@
 """DeepSpeed's dynamic batching with one import changed: its engine, its optimizers, its checkpoints."""
 
 import itertools
-from typing import Any
+from collections import OrderedDict
+from typing import Any, NamedTuple
 
+import numpy as np
 import pytest
+import torch
 
+from packer.errors import StateError
+from packer.integrations.deepspeed_loader import AnySamples, CollateAny, VariableBatchLoader
+from packer.planner import PlanConfig, make_plan
+from packer.runtime import PlanLoader
 from tests.integrations.processes import SCRIPTS, run_script
 
 pytestmark = pytest.mark.frameworks
@@ -113,6 +120,43 @@ def test_a_stage_in_the_middle_keeps_step_without_data(tmp_path):
     assert middle["states"] == first["states"] == last["states"]
 
 
+class Point(NamedTuple):
+    ids: torch.Tensor
+    count: int
+
+
+def play(collate: Any, **options: Any) -> VariableBatchLoader:
+    plan = make_plan([2, 3, 4], PlanConfig(max_tokens=4, count="real", order="sequential"))
+    samples = AnySamples([torch.full((n,), n) for n in (2, 3, 4)], np.array([2, 3, 4]))
+    return VariableBatchLoader(PlanLoader(plan, samples, collate=CollateAny(collate, None)), **options)
+
+
+def test_batches_of_any_type_are_pinned_as_torch_does_where_there_is_an_accelerator(monkeypatch):
+    kinds = {
+        Point: lambda samples: Point(samples[0], 1),
+        OrderedDict: lambda samples: OrderedDict(ids=samples[0]),
+        list: None,
+    }
+    for kind, collate in kinds.items():
+        assert [type(batch) for batch in play(collate, pin_memory=True)] == [kind] * 3
+    pinned = []
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
+    monkeypatch.setattr(torch.Tensor, "pin_memory", lambda self: pinned.append(len(self)) or self)
+    for kind, collate in kinds.items():
+        pinned.clear()
+        assert [type(batch) for batch in play(collate, pin_memory=True)] == [kind] * 3
+        assert pinned == [2, 3, 4]
+    assert len(list(play(None))) == len(pinned), "without pin_memory nothing more is pinned"
+
+
+def test_a_state_of_other_filter_ids_is_refused():
+    state = play(None, chosen="these").state_dict()
+    play(None, chosen="these").load_state_dict(state)
+    for chosen in ("those", None):
+        with pytest.raises(StateError, match="other dataset_filter_ids"):
+            play(None, chosen=chosen).load_state_dict(state)
+
+
 def test_one_process_makes_metrics_and_plan_and_failures_reach_all(tmp_path):
     ranks = run_case("metrics", tmp_path)
     for number, rank in enumerate(ranks):
@@ -121,10 +165,19 @@ def test_one_process_makes_metrics_and_plan_and_failures_reach_all(tmp_path):
         assert any(name.endswith("plan.json") for name, *_ in once)
         assert any(f"unshared{number}" in name for name, *_ in rank["found"][f"unshared{number}"][0])
         refusals = rank["refusals"]
-        assert refusals.keys() == {"differ", "missing", "count", "disabled"}
+        assert refusals.keys() == {
+            *("differ", "missing", "count", "disabled", "empty", "minimum", "budget", "bounds", "ids")
+        }
+        for told in refusals.values():
+            assert "--" not in told, "the user has written DeepSpeed's keys, and no command line"
         assert "the same metrics_path" in refusals["differ"]
         assert "batch_seqlens_fn" in refusals["missing"]
         assert "90 samples, and the data set has 91" in refusals["count"]
         assert '"enabled": true' in refusals["disabled"]
+        assert "90 samples, 90 of them longer than max_tokens=2" in refusals["empty"]
+        assert "min_batch_size=30 samples; raise max_tokens, or lower min_batch_size" in refusals["minimum"]
+        assert "max_tokens is 0" in refusals["budget"]
+        assert "min_batch_size 3 is over max_batch_size 2" in refusals["bounds"]
+        assert "names sample 90, and the data set has 90" in refusals["ids"]
     for one, other in itertools.pairwise(ranks):
         assert one["refusals"].keys() == other["refusals"].keys()

@@ -30,10 +30,30 @@ def test_one_steps_gradient_is_that_of_one_big_batch(tmp_path):
             assert_exact(result)
 
 
-def test_trls_trainer_under_the_mixin(tmp_path):
-    pytest.importorskip("trl")
-    for rank in run_case("sft", tmp_path):
-        assert_exact(rank)
+def test_a_models_own_loss_does_not_matter(tmp_path):
+    for rank in run_case("losses_of_their_own", tmp_path):
+        assert rank.keys() == {"shifts", "mean of its own", "experts", "pairs"}
+        for result in rank.values():
+            assert_exact(result)
+
+
+def test_steps_without_a_token_to_learn_change_nothing(tmp_path):
+    (run,) = run_case("untrainable", tmp_path, processes=1)
+    assert run["untouched"]
+    assert run["trained"]
+    assert run["finite"]
+    first, *_, last = run["losses"]
+    assert first == 0 < last
+
+
+def test_a_trial_saves_its_place_beside_its_checkpoints_and_is_held_against_the_plan(tmp_path):
+    (trial,) = run_case("search", tmp_path, processes=1)
+    steps = range(2, trial["steps"] + 1, 2)
+    assert trial["saved"] == sorted(f"trial-7/checkpoint-{step}/packer_position.json" for step in steps)
+    assert trial["rates"] == pytest.approx(trial["expected"])
+    assert trial["refused"].keys() == {"num_train_epochs", "gradient_accumulation_steps"}
+    for argument, message in trial["refused"].items():
+        assert message.startswith(f"ConfigError: {argument}")
 
 
 def test_the_factor_goes_with_any_schedule(tmp_path):
@@ -95,6 +115,8 @@ def test_a_checkpoint_of_deepspeed_goes_on_at_the_very_step(tmp_path):
 
 def test_ranks_that_share_rows_give_that_gradient_on_every_zero_stage(tmp_path):
     for rank in run_case("deepspeed_ulysses", tmp_path, 0, 1, 2, 3):
+        evaluation = rank.pop("evaluation")
+        assert evaluation["found"] == pytest.approx(evaluation["expected"], rel=1e-5)
         assert rank.keys() == {"zero 0", "zero 1", "zero 2", "zero 3", "packed"}
         for result in rank.values():
             assert_exact(result)

@@ -1,5 +1,7 @@
 """A small decoder, a small data set, a plan over it, and a step's gradient worked out by hand."""
 
+import copy
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -68,10 +70,19 @@ def weights(model: torch.nn.Module) -> torch.Tensor:
     return torch.cat([parameter.detach().flatten().double().cpu() for parameter in model.parameters()])
 
 
-def step_gradient(data: Tokens, sample_ids: list[int]) -> tuple[float, torch.Tensor]:
+def step_gradient(
+    data: Tokens, sample_ids: list[int], model: torch.nn.Module | None = None
+) -> tuple[float, torch.Tensor]:
     """Return loss and gradient of the mean over these samples' tokens, one by one, in float64."""
-    model = decoder().double()
-    total, count = torch.zeros((), dtype=torch.float64), 0
+    model = copy.deepcopy(model or decoder()).double()
+    loss = mean_loss(model, data, sample_ids)
+    loss.backward()
+    return loss.item(), torch.cat([gradient_of(parameter).flatten() for parameter in model.parameters()])
+
+
+def mean_loss(model: torch.nn.Module, data: Tokens, sample_ids: Sequence[int]) -> torch.Tensor:
+    """Return the mean over all tokens of these samples, each in a batch of its own."""
+    total, count = torch.zeros(()), 0
     for index in sample_ids:
         sample = data[index]
         ids = torch.as_tensor(sample["input_ids"], dtype=torch.int64)
@@ -79,9 +90,12 @@ def step_gradient(data: Tokens, sample_ids: list[int]) -> tuple[float, torch.Ten
         logits = model(input_ids=ids[None]).logits[0, :-1]
         total = total + F.cross_entropy(logits, labels, ignore_index=-100, reduction="sum")
         count += int((labels != -100).sum())
-    loss = total / count
-    loss.backward()
-    return loss.item(), torch.cat([parameter.grad.flatten() for parameter in model.parameters()])
+    return total / count
+
+
+def gradient_of(parameter: torch.nn.Parameter) -> torch.Tensor:
+    """Return a parameter's gradient: zeros where it has none, because an adapter froze it."""
+    return torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
 
 
 def step_samples(plan: Plan, epoch: int = 0, step: int = 0) -> list[int]:

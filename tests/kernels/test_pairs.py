@@ -47,3 +47,35 @@ def test_partition_costs_what_the_naive_one_costs(data):
     if width == 1:
         cost = sum(len(g) * max(row[s] for s in g) for g in groups for row in lengths) + charge * len(groups)
         assert (len(rest), cost) == naive.pairs_cost(lengths, bounds, charge)
+
+
+@given(st.integers(0, 99), st.sampled_from([1, 3]))
+def test_blocks_of_many_samples_keep_the_bounds_and_lose_little(seed, width):
+    """Short samples: a micro-batch holds hundreds, and is cut between blocks of a few."""
+    random = np.random.default_rng(seed)
+    source = np.sort(random.integers(1, 40, 3000)).astype(np.int32)
+    lengths = np.stack([source, np.clip(source + random.integers(-5, 6, 3000), 1, None)]).astype(np.int32)
+    bounds = limits([9000, 9000])
+    out = np.empty(3000, np.int32)
+    starts, sizes, left = np.empty(3000, np.int64), np.empty(3000, np.int64), np.empty(1, np.int64)
+    count = pairs.partition_pairs(
+        np.arange(3000, dtype=np.int32),
+        lengths,
+        np.array([0, 3000]),
+        bounds,
+        width,
+        2000,
+        out,
+        starts,
+        sizes,
+        left,
+    )
+    groups = [out[s : s + z].tolist() for s, z in zip(starts[:count], sizes[:count], strict=True)]
+    assert not left[0]
+    assert sorted(naive.flat(groups)) == list(range(3000))
+    for group in groups:
+        assert naive.fits([[row[s] for s in group] for row in lengths.tolist()], bounds)
+    padded = sum(len(g) * int(row[g].max()) for g in groups for row in lengths)
+    fewest = -(-int(lengths.max(axis=0).sum()) // 9000)
+    assert count <= 1.3 * fewest + 2 * width
+    assert padded <= 1.35 * lengths.sum()

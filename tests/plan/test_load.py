@@ -197,3 +197,13 @@ def test_a_metrics_directory_is_called_one(tmp_path):
     (tmp_path / "manifest.json").write_text("{}")
     with pytest.raises(PlanError, match="is a metrics directory, not a plan"):
         load_plan(tmp_path)
+
+
+def test_a_relative_path_stays_what_it_meant_when_it_was_opened(folder, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    opened = load_plan("plan")
+    expected = load_plan(folder).epoch(0).microbatch(0).sample_ids.tolist()
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    for plan in (opened, pickle.loads(pickle.dumps(opened))):
+        assert plan.epoch(0).microbatch(0).sample_ids.tolist() == expected

@@ -38,8 +38,17 @@ def places(device: torch.device) -> dict[str, Any]:
     note("more accumulation", make_plan(SEQLENS, steps=2, dp_size=4, grad_accum=3))
     note("does not fit", make_plan(SEQLENS, steps=2, dp_size=3, grad_accum=2))
     note("does not divide", plan, sp_size=3)
-    note("explicit", plan, dp_rank=1, dp_size=2)
+    note("explicit", plan, dp_rank=1, dp_size=2, tp_size=2)
+    note("explicit, all", sliced, dp_rank=1, dp_size=2, sp_rank=0, sp_size=2)
+    note("explicit, too few", plan, dp_rank=1, dp_size=2)
     note("explicit, too many", plan, dp_rank=1, dp_size=3)
+    # Half given, half derived: ranks 1 and 2 would have joined halves of different rows.
+    note("halves", sliced, sp_rank=dist.get_rank() // 2, sp_size=2)
+    note("stages", sliced, pp_size=2)
+    note("stages, contradicted", sliced, pp_rank=dist.get_rank() % 2, pp_size=2)
+    note("copies", sliced, tp_size=2)
+    note("copies of slices", make_plan(SEQLENS, steps=2, sp_size=2), tp_size=2, sp_size=2)
+    note("no copies", plan, tp_size=0)
     meshes = {
         "mesh of dp and sp": ((2, 2), ("dp", "sp")),
         "mesh of replicas and shards": ((2, 2), ("dp_replicate", "dp_shard")),
@@ -68,13 +77,24 @@ def test_ranks_find_their_places() -> None:
         assert found["world of sp groups"] == (outer, 2, inner, 2, 1)
         assert found["more accumulation"] == (rank, 4, 0, 1, 3)
         assert found["explicit"] == (1, 2, 0, 1, 2)
+        assert found["explicit, all"] == (1, 2, 0, 2, 1)
+        assert "makes 2 ranks and the world has 4" in found["explicit, too few"]
+        if rank in (0, 3):
+            assert found["halves"] == (outer, 2, inner, 2, 1)
+        else:
+            assert f"sp_rank={outer} was given, and rank {rank} of 4 is sp_rank {inner}" in found["halves"]
+        assert found["stages"] == (inner, 2, 0, 1, 1)
+        assert (found["stages, contradicted"] == (inner, 2, 0, 1, 1)) == (rank in (0, 3))
+        assert found["copies"] == (outer, 2, 0, 1, 1)
+        assert found["copies of slices"] == (0, 1, outer, 2, 1)
+        assert "tp_size=0 is no number of ranks" in found["no copies"]
         assert found["mesh of dp and sp"] == (outer, 2, inner, 2, 1)
         assert "1×2, 2×1" in found["mesh of replicas and shards"]
         assert found["mesh of tp"] == (outer, 2, 0, 1, 1)
         assert found["mesh of stages"] == (inner, 2, 0, 1, 1)
         assert "1×6, 2×3, 3×2, 6×1" in found["does not fit"]
-        assert "a world of 4 ranks does not divide by sp_size·pp_size = 3" in found["does not divide"]
-        assert "does not divide the world of 4 ranks" in found["explicit, too many"]
+        assert "a world of 4 ranks does not divide by sp_size·pp_size·tp_size = 3" in found["does not divide"]
+        assert "makes 3 ranks and the world has 4" in found["explicit, too many"]
         assert "mesh dimension 'experts'" in found["mesh of unknown"]
         assert "have no names" in found["mesh without names"]
         assert "says all coordinates" in found["mesh and more"]

@@ -5,6 +5,7 @@ import json
 import multiprocessing
 import os
 import pickle
+import shutil
 
 import numpy as np
 import pyarrow as pa
@@ -203,3 +204,17 @@ def test_a_forked_process_reads_on(tmp_path, name):
     with multiprocessing.get_context("fork").Pool(1) as pool:
         assert pool.apply_async(_first_ids, (dataset,)).get(timeout=60) == [1, 2]
     assert dataset[1]["input_ids"].tolist() == [3]
+
+
+def test_a_relative_path_stays_what_it_meant_when_it_was_opened(tmp_path, tokenizer_json, monkeypatch):
+    folder = tmp_path / "here"
+    folder.mkdir()
+    shutil.copy(tokenizer_json, folder / "tokenizer.json")
+    pq.write_table(pa.table({"text": ["a b c", "d"]}), folder / "rows.parquet")
+    monkeypatch.chdir(folder)
+    definition = LengthDefinition.by_text("text", tokenizer="tokenizer.json")
+    opened = [open_dataset(name, definition=definition) for name in ("rows.parquet", ["*.parquet"])]
+    expected = opened[0][0]["input_ids"].tolist()
+    monkeypatch.chdir(tmp_path)
+    for dataset in (*opened, *pickle.loads(pickle.dumps(opened))):
+        assert dataset[0]["input_ids"].tolist() == expected

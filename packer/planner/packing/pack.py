@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from packer.kernels.limits import Limits
+from packer.kernels.limits import UNLIMITED, Limits
 from packer.planner.choose.limits import limits_for
 from packer.planner.config import PlanConfig
 from packer.planner.order.orders import histogram, permutation, subkey
@@ -24,7 +24,14 @@ def limits_of(config: PlanConfig, seqlens: IntArray) -> Limits:
     if config.num_shapes is None or config.layout == "packed":
         return limits_for(config)
     lengths, counts = histogram(seqlens)
-    shapes = choose_shapes(lengths, counts, num_shapes=config.num_shapes, multiple=config.padded_multiple)
+    shapes = choose_shapes(
+        lengths,
+        counts,
+        num_shapes=config.num_shapes,
+        multiple=config.padded_multiple,
+        budget=next(iter(config.budgets.values())) if config.count == "padded" else None,
+        max_samples=config.max_samples or UNLIMITED,
+    )
     return limits_for(config, shapes)
 
 

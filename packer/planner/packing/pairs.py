@@ -6,8 +6,13 @@ from numpy.typing import NDArray
 from packer.kernels import pairs as kernels
 from packer.kernels.limits import Limits
 from packer.planner.order.orders import permutation, subkey
+from packer.planner.order.threads import chunk_edges, run_chunks
 from packer.planner.packing.microbatches import IntArray, MicroBatches
-from packer.planner.packing.windowed import CHARGE_DIVISOR, finish_windows, window_edges
+from packer.planner.packing.windowed import finish_windows, window_edges
+from packer.planner.shape import CHARGE_DIVISOR
+
+_SUM_BITS = 40
+"""Above them is the largest share, 21 bits; below, the sum of all shares."""
 
 
 def windowed_pairs(
@@ -49,7 +54,15 @@ def windowed_pairs(
 
 def _sorted_inside(lengths: IntArray, limits: Limits, edges: NDArray[np.int64]) -> NDArray[np.int64]:
     """Return positions sorted inside each window: by the largest share of a budget, then by their sum."""
-    window = np.repeat(np.arange(-1, len(edges) - 1), np.diff(edges, prepend=0))
-    # one common unit for all budgets, in integers: 2^20 is the whole budget
-    shares = (lengths.astype(np.int64) << 20) // limits.budgets[:, np.newaxis]
-    return np.lexsort((shares.sum(axis=0), shares.max(axis=0), window))
+    order = np.arange(lengths.shape[1])
+
+    def sort(_: int, first: int, last: int) -> None:
+        for window in range(first, last):
+            inside = slice(int(edges[window]), int(edges[window + 1]))
+            # one common unit for all budgets, in integers: 2^20 is the whole budget
+            shares = (lengths[:, inside].astype(np.int64) << 20) // limits.budgets[:, np.newaxis]
+            keys = (shares.max(axis=0) << _SUM_BITS) + shares.sum(axis=0)
+            order[inside] = inside.start + np.argsort(keys, kind="stable")
+
+    run_chunks(sort, chunk_edges(len(edges) - 1, min_chunk=1))
+    return order

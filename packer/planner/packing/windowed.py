@@ -18,10 +18,7 @@ from packer.planner.order.orders import permutation, shuffled_entries, split_ent
 from packer.planner.order.threads import run_chunks
 from packer.planner.packing.microbatches import IntArray, MicroBatches, concatenate, reindex
 from packer.planner.packing.next_fit import next_fit
-
-CHARGE_DIVISOR = 4
-"""A micro-batch is charged 1/4 of its budget besides its padded tokens. Without a charge every length would
-get micro-batches of its own; at 1/4 there are hardly more micro-batches than the fewest, and less padding."""
+from packer.planner.shape import CHARGE_DIVISOR
 
 _SAMPLES_AT_ONCE = 1 << 22
 

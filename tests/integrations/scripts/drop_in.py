@@ -76,7 +76,7 @@ def make_engine(config: dict[str, Any], *, stages: int = 0, **dynamic: Any):
     batching = {"enabled": True, "max_tokens": 24, "lr_scaling_method": "linear"} | dynamic
     sampling = {
         "num_workers": batching.pop("num_workers", 0),
-        "pin_memory": False,
+        "pin_memory": batching.pop("pin_memory", False),
         "dynamic_batching": batching,
     }
     settings = {
@@ -178,7 +178,8 @@ def both(folder: str) -> dict[str, Any]:
     seen = {}
     for name, module in (("theirs", theirs), ("ours", ours)):
         engine = make_engine({}, metrics_path=folder, max_batch_size=3)
-        given = {"dataset_seqlens": [len(s) for s in data.sequences], "dataset_filter_ids": range(2, 95)}
+        ids = [*range(94, 1, -1), *range(20, 40)]  # neither ascending nor each once
+        given = {"dataset_seqlens": [len(s) for s in data.sequences], "dataset_filter_ids": ids}
         loader, scheduler, _ = prepare(engine, data, module, **given)
         seen[name] = train(engine, data, loader, scheduler)
         engine.destroy()
@@ -192,7 +193,8 @@ def variants(folder: str) -> dict[str, Any]:
     loader, scheduler, _ = prepare(engine, data)
     packs = train(engine, data, loader, scheduler, epochs=1)
     engine.destroy()
-    engine = make_engine({}, metrics_path=folder, sentence_picking_order="random", num_workers=2)
+    options = {"sentence_picking_order": "random", "num_workers": 2, "pin_memory": True}
+    engine = make_engine({}, metrics_path=folder, **options)
     loader, scheduler, io = prepare(engine, data)
     shuffled = train(engine, data, loader, scheduler, epochs=1)
     again = [data.ids(batch) for batch in engine.deepspeed_io(**io)]
@@ -294,13 +296,18 @@ def metrics(folder: str) -> dict[str, Any]:
         ("missing", {"metrics_path": f"{folder}/missing"}, {"measure": False}),
         ("count", {"metrics_path": f"{folder}/shared"}, {"count": 91}),
         ("disabled", {"enabled": False}, {}),
+        ("empty", {"metrics_path": f"{folder}/shared", "max_tokens": 2}, {}),
+        ("minimum", {"metrics_path": f"{folder}/shared", "min_batch_size": 30}, {}),
+        ("budget", {"metrics_path": f"{folder}/shared", "max_tokens": 0}, {}),
+        ("bounds", {"metrics_path": f"{folder}/shared", "min_batch_size": 3, "max_batch_size": 2}, {}),
+        ("ids", {"metrics_path": f"{folder}/shared"}, {"ids": [3, 90]}),
     ]:
         engine = make_engine({}, **options)
         own = Sequences(given.get("count", 90), given.get("seed", 0))
         if not given.get("measure", True):
             own.lengths = None
         try:
-            prepare(engine, own)
+            prepare(engine, own, **({"dataset_filter_ids": given["ids"]} if "ids" in given else {}))
         except PackerError as error:
             refusals[reason] = f"{type(error).__name__}: {error}"
         engine.destroy()

@@ -1,15 +1,18 @@
 """Hugging Face's Trainer on a plan; one function a test."""
 
 import contextlib
+import copy
 import itertools
 import json
 import os
 import sys
+from pathlib import Path
 from typing import Any
 
 if sys.argv[1].startswith("deepspeed"):
     os.environ |= {"ACCELERATE_TORCH_DEVICE": "cpu", "ACCELERATE_USE_DEEPSPEED": "true"}
 
+import numpy as np
 import torch
 import torch.nn.functional as F  # noqa: N812
 from transformers import Trainer, TrainerCallback, TrainingArguments, get_scheduler
@@ -17,6 +20,8 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from packer.errors import PackerError
 from packer.integrations.hf import PlanTrainer, PlanTrainerMixin
+from packer.planner import PlanConfig, make_plan
+from packer.runtime import PlanLoader
 from tests.integrations import tiny
 from tests.integrations.processes import report
 
@@ -62,26 +67,23 @@ class Record(TrainerCallback):
 
 def make_trainer(folder: str, data, plan, *, model=None, record=None, **options: Any):
     defaults = DEFAULTS | {"use_cpu": "deepspeed" not in options}
-    eval_dataset = options.pop("eval_dataset", None)
+    own = {
+        name: options.pop(name)
+        for name in ("eval_dataset", "eval_plan", "compute_metrics")
+        if name in options
+    }
     args = TrainingArguments(output_dir=folder, **defaults | options)
     trainer = PlanTrainer(
         plan=plan,
         model=model or tiny.decoder(),
         args=args,
         train_dataset=data,
-        eval_dataset=eval_dataset,
-        data_collator=None if eval_dataset is None else collate_for_evaluation,
         callbacks=[record] if record else None,
+        **own,
     )
     if record:
         record.trainer = trainer
     return trainer
-
-
-def collate_for_evaluation(samples):
-    (sample,) = samples
-    ids = torch.as_tensor(sample["input_ids"], dtype=torch.int64)[None]
-    return {"input_ids": ids, "labels": ids}
 
 
 class LogitsOnly(torch.nn.Module):
@@ -97,17 +99,26 @@ class LogitsOnly(torch.nn.Module):
 
 
 def one_step(
-    folder: str, data, plan, *, model=None, attention: str = "sdpa", **options: Any
+    folder: str, data, plan, *, model=None, attention: str = "sdpa", expected=None, **options: Any
 ) -> dict[str, float]:
-    """Make one update at rate 1 and compare what it changed with the gradient worked out by hand."""
+    """Make one update at rate 1 and compare what it changed with the gradient worked out by hand.
+
+    ``expected``: the loss, and its gradient with respect to ``model``; default: those of the decoder.
+    """
     # First of all, since Ulysses takes the place of an attention function in the whole process.
-    loss, gradient = tiny.step_gradient(data, tiny.step_samples(plan))
-    gradient *= plan.epoch(0).step(0).lr_scale
+    loss, gradient = expected or tiny.step_gradient(data, tiny.step_samples(plan))
     if model is None:
         model = tiny.decoder()
         model.config._attn_implementation = attention
-    before = tiny.weights(model)
     trainer = make_trainer(folder, data, plan, model=model, max_steps=1, **options)
+    return update_of(trainer, loss, gradient)
+
+
+def update_of(trainer, loss: float, gradient: torch.Tensor) -> dict[str, float]:
+    """Make the Trainer's first update, and compare it."""
+    plan, model = trainer.plan, trainer.model
+    gradient = gradient * plan.epoch(0).step(0).lr_scale
+    before = tiny.weights(model)
     trainer.train()
     with gathered(model):
         change = before - tiny.weights(model)
@@ -316,12 +327,58 @@ def deepspeed_ulysses(folder: str, *stages: str) -> dict[str, Any]:
     for stage in stages:
         with _ulysses_left_behind():
             found[f"zero {stage}"] = one_step(folder, data, plan, **ulysses_options(int(stage)))
+    with _ulysses_left_behind():
+        found["evaluation"] = _evaluated_whole(folder, data, plan)
     packed = tiny.plan(data, loss_tokens=True, layout="packed", sp_size=2)
     ALL_ATTENTION_FUNCTIONS["flash_attention_2"] = attention_by_segments
     with _ulysses_left_behind():
         options = ulysses_options(1, "flash_attention_2")
         found["packed"] = one_step(folder, data, packed, attention="flash_attention_2", **options)
     return found
+
+
+def _evaluated_whole(folder: str, data, plan) -> dict[str, float]:
+    """While the model evaluates, each rank has rows of its own, several samples each."""
+    held_out = tiny.Tokens(21, prompts=True)
+    trainer = make_trainer(
+        folder,
+        data,
+        plan,
+        max_steps=1,
+        eval_dataset=held_out,
+        eval_plan=tiny.plan(held_out, loss_tokens=True, remainder="keep"),
+        eval_strategy="steps",
+        eval_steps=1,
+        **ulysses_options(1),
+    )
+    trainer.train()
+    trainer.model.eval()
+    (found,) = (entry["eval_loss"] for entry in trainer.state.log_history if "eval_loss" in entry)
+    return {"found": found, "expected": tiny.mean_loss(trainer.model, held_out, range(21)).item()}
+
+
+def untrainable(folder: str) -> dict[str, Any]:
+    """A plan whose first steps have no token to learn: they leave the weights as they are, and no NaN."""
+    data = tiny.Tokens(24, prompts=True)
+    for sample in data.samples[:8]:
+        sample["labels"][:] = -100
+    plan = tiny.plan(data, loss_tokens=True, order="sequential", max_samples=2)
+    weights = []
+
+    class Watch(TrainerCallback):
+        def on_step_end(self, args, state, control, model=None, **kwargs):
+            weights.append(tiny.weights(model))
+
+    trainer = make_trainer(folder, data, plan, gradient_accumulation_steps=4, max_steps=3)
+    before = tiny.weights(trainer.model)
+    trainer.add_callback(Watch())
+    trainer.train()
+    return {
+        "untouched": torch.equal(weights[0], before),
+        "trained": not torch.equal(weights[2], before),
+        "finite": bool(weights[2].isfinite().all()),
+        "losses": [entry["loss"] for entry in trainer.state.log_history if "loss" in entry],
+    }
 
 
 def attention_by_segments(module, query, key, value, attention_mask, *, cu_seq_lens_q, **kwargs):
@@ -365,48 +422,149 @@ def deepspeed_refusals(folder: str) -> dict[str, str]:
     return refused
 
 
-def sft(folder: str) -> dict[str, Any]:
-    """TRL's SFTTrainer under the mixin, on samples that are tokenized already."""
-    from datasets import Dataset
-    from tokenizers import Tokenizer, models
-    from transformers import PreTrainedTokenizerFast
-    from trl import SFTConfig, SFTTrainer
+class ShiftsLabels(torch.nn.Module):
+    """A model with a loss of its own, which shifts the labels that it is given and divides as it likes."""
 
-    class PlanSFTTrainer(PlanTrainerMixin, SFTTrainer):
-        pass
+    def __init__(self) -> None:
+        super().__init__()
+        self.decoder = tiny.decoder()
+
+    def forward(self, input_ids, attention_mask=None, labels=None, **kwargs):
+        logits = self.decoder(input_ids=input_ids, attention_mask=attention_mask).logits
+        loss = None
+        if labels is not None:
+            loss = F.cross_entropy(logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten())
+        return {"loss": loss, "logits": logits}
+
+
+def losses_of_their_own(folder: str) -> dict[str, Any]:
+    """Models that would shift labels once more, take a mean of their own, or add to the loss."""
+    from transformers import BartConfig, BartForCausalLM
+
+    data = tiny.Tokens(prompts=True)
+    plan = tiny.plan(data, loss_tokens=True)
+    torch.manual_seed(0)
+    small = {"d_model": 32, "decoder_layers": 1, "decoder_attention_heads": 2, "decoder_ffn_dim": 32}
+    bart = BartForCausalLM(BartConfig(vocab_size=tiny.VOCABULARY, dropout=0.0, **small))
+    found = {
+        "shifts": one_step(folder, data, plan, model=ShiftsLabels()),
+        "mean of its own": one_step(
+            folder, data, plan, model=bart, expected=tiny.step_gradient(data, tiny.step_samples(plan), bart)
+        ),
+    }
+    return found | {"experts": experts(folder), "pairs": pairs(folder)}
+
+
+def experts(folder: str) -> dict[str, Any]:
+    """A mixture of experts: the mean over tokens, and the mean over micro-batches of what balances it."""
+    from transformers import MixtralConfig, MixtralForCausalLM
+
+    data = tiny.Tokens(32)
+    plan = tiny.plan(data, layout="packed", max_tokens=60)
+    torch.manual_seed(0)
+    small = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
+    routed = {
+        "experts_implementation": "eager",
+        "num_local_experts": 4,
+        "output_router_logits": True,
+        "router_aux_loss_coef": 0.5,
+    }
+    model = MixtralForCausalLM(
+        MixtralConfig(vocab_size=tiny.VOCABULARY, num_key_value_heads=2, **small, **routed)
+    )
+    by_hand = copy.deepcopy(model).double()
+    loss = tiny.mean_loss(by_hand, data, tiny.step_samples(plan))
+    for row in range(plan.dp_size * plan.grad_accum):
+        ids = [data[i]["input_ids"] for i in plan.epoch(0).microbatch(row).sample_ids]
+        positions = torch.cat([torch.arange(len(part)) for part in ids])
+        packed = torch.from_numpy(np.concatenate(ids)).long()
+        found = by_hand(input_ids=packed[None], position_ids=positions[None], use_cache=False)
+        loss = loss + 0.5 * found.aux_loss / (plan.dp_size * plan.grad_accum)
+    loss.backward()
+    gradient = torch.cat([tiny.gradient_of(parameter).flatten() for parameter in by_hand.parameters()])
+    return one_step(folder, data, plan, model=model, expected=(loss.item(), gradient))
+
+
+class Pairs(torch.utils.data.Dataset):
+    """Source and target of each sample; some of the target's first tokens are not to be learnt."""
+
+    def __init__(self, count: int = 40) -> None:
+        self.sources, targets = tiny.Tokens(count), tiny.Tokens(count + 1, prompts=True)
+        self.targets = targets.samples[1:]
+
+    def __len__(self) -> int:
+        return len(self.targets)
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        return {"source": self.sources[index], "target": self.targets[index]}
+
+
+def pairs(folder: str) -> dict[str, Any]:
+    """An encoder and a decoder on a plan of pairs: the loader's labels, predicted where they stand."""
+    from transformers import T5Config, T5ForConditionalGeneration
+
+    data = Pairs()
+    lengths = {
+        name: np.array([len(data[i][name]["input_ids"]) for i in range(len(data))], np.int32)
+        for name in ("source", "target")
+    }
+    config = PlanConfig(max_tokens={"source": 40, "target": 40}, dp_size=2, grad_accum=2)
+    plan = make_plan(lengths["source"], config, metrics=lengths)
+    torch.manual_seed(0)
+    small = {"d_model": 32, "d_kv": 8, "d_ff": 32, "num_layers": 1, "num_heads": 2}
+    model = T5ForConditionalGeneration(
+        T5Config(
+            vocab_size=tiny.VOCABULARY, dropout_rate=0.0, decoder_start_token_id=0, pad_token_id=0, **small
+        )
+    )
+    by_hand = copy.deepcopy(model).double()
+    total, count = torch.zeros(()), 0
+    for rank in range(2):
+        loader = PlanLoader(plan, data, dp_rank=rank, dp_size=2)
+        for batch in next(iter(loader)):
+            source, target = batch["source"], batch["target"]
+            given = F.pad(target["input_ids"], (1, -1), value=0)
+            logits = by_hand(
+                input_ids=source["input_ids"],
+                attention_mask=source["attention_mask"],
+                decoder_input_ids=given,
+            ).logits
+            total = total + F.cross_entropy(logits.flatten(0, 1), target["labels"].flatten(), reduction="sum")
+            count += int((target["labels"] != -100).sum())
+    loss = total / count
+    loss.backward()
+    gradient = torch.cat([tiny.gradient_of(parameter).flatten() for parameter in by_hand.parameters()])
+    return one_step(folder, data, plan, model=model, expected=(loss.item(), gradient))
+
+
+def search(folder: str) -> dict[str, Any]:
+    """A trial of a hyperparameter search: it saves where the Trainer does, and is held against the plan."""
+    from transformers.trainer_utils import HPSearchBackend
 
     data = tiny.Tokens()
-    plan = tiny.plan(data, layout="packed")
-    rows = [{name: values.tolist() for name, values in sample.items()} for sample in data.samples]
-    vocabulary = {f"<{i}>": i for i in range(tiny.VOCABULARY)}
-    tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=Tokenizer(models.WordLevel(vocabulary, unk_token="<0>")),
-        eos_token="<1>",
-        pad_token="<2>",
-    )
-    loss, gradient = tiny.step_gradient(data, tiny.step_samples(plan))
-    gradient *= plan.epoch(0).step(0).lr_scale
-    model = tiny.decoder()
-    before = tiny.weights(model)
-    trainer = PlanSFTTrainer(
-        plan=plan,
-        model=model,
-        processing_class=tokenizer,
-        train_dataset=Dataset.from_list(rows),
-        args=SFTConfig(
-            output_dir=folder,
-            dataset_kwargs={"skip_prepare_dataset": True},
-            **DEFAULTS | {"use_cpu": True, "max_steps": 1, "gradient_checkpointing": False, "bf16": False},
-        ),
-    )
-    trainer.train()
-    change = before - tiny.weights(model)
+    plan = tiny.plan(data, dp_size=1, grad_accum=4, epochs=2)
+    options = {"gradient_accumulation_steps": 4, "save_strategy": "steps", "save_steps": 2}
+    args = TrainingArguments(output_dir=folder, use_cpu=True, **DEFAULTS | options)
+    trainer = PlanTrainer(plan=plan, model_init=tiny.decoder, args=args, train_dataset=data)
+    trainer.hp_search_backend = HPSearchBackend.RAY
+    trainer.hp_name = lambda trial: "trial-7"
+    trainer.train(trial={"learning_rate": 0.5})
+    saved = sorted(str(path.relative_to(folder)) for path in Path(folder).rglob("packer_position.json"))
+    rates = [entry["learning_rate"] for entry in trainer.state.log_history if "learning_rate" in entry]
+    scales = [plan.epoch(0).step(step).lr_scale for step in range(2)]
+    refused = {}
+    for name, value in [("num_train_epochs", 5), ("gradient_accumulation_steps", 2)]:
+        try:
+            trainer.train(trial={name: value})
+        except PackerError as error:
+            refused[name] = f"{type(error).__name__}: {error}"
+        trainer.args.num_train_epochs, trainer.args.gradient_accumulation_steps = 2, 4
     return {
-        "error": float((change - gradient).abs().max() / gradient.abs().max()),
-        "loss": trainer.state.log_history[0]["loss"],
-        "expected_loss": loss,
-        "rate": trainer.state.log_history[0]["learning_rate"],
-        "lr_scale": plan.epoch(0).step(0).lr_scale,
+        "saved": saved,
+        "steps": trainer.state.max_steps,
+        "rates": rates[:2],
+        "expected": [0.5 * scale for scale in scales],
+        "refused": refused,
     }
 
 

@@ -1,0 +1,189 @@
+"""A micro-batch's samples: read from the data set, held against the plan, cut where the plan cuts."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch.utils.data
+
+from packer.errors import ConfigError, LengthMismatchError, PackerError, SourceChangedError, SourceError
+from packer.plan import MicroBatch, Plan
+from packer.runtime.batches.fields import Fields, Sample
+
+
+def require_dataset(dataset: Any, plan: Plan) -> None:
+    """Refuse what is no map-style data set, or has another number of samples than the plan was made for.
+
+    Raises:
+        ConfigError: Samples cannot be asked for by their ids.
+        SourceChangedError: The numbers differ.
+    """
+    if not hasattr(dataset, "__getitem__") or _is_iterable_only(dataset):
+        raise ConfigError(
+            f"a {type(dataset).__name__} cannot be asked for a sample by its id; give a data set with "
+            "dataset[sample_id], such as packer.open_dataset's"
+        )
+    if not hasattr(dataset, "__len__"):
+        return
+    if len(dataset) != plan.num_samples:
+        raise SourceChangedError(
+            f"the data set has {len(dataset):,} samples and the plan was made for {plan.num_samples:,}; "
+            "give the data set that was analyzed, or analyze and plan again"
+        )
+
+
+def _is_iterable_only(dataset: Any) -> bool:
+    """Torch's iterable data sets have ``__getitem__`` by inheritance alone."""
+    return isinstance(dataset, torch.utils.data.IterableDataset)
+
+
+def read_samples(dataset: Any, sample_ids: Sequence[int]) -> Sequence[Any]:
+    """Read whole samples, all at once where the data set offers ``__getitems__``.
+
+    Raises:
+        SourceError: The data set raised an error, or returned another number of samples.
+    """
+    read_many = getattr(dataset, "__getitems__", None)
+    samples: Sequence[Any] = []
+    try:
+        if read_many is None:
+            for sample_id in sample_ids:
+                samples.append(dataset[sample_id])  # type: ignore[attr-defined]
+        else:
+            samples = read_many(sample_ids)
+    except PackerError:
+        raise
+    except Exception as error:
+        culprits = sample_ids if read_many is not None else sample_ids[len(samples) : len(samples) + 1]
+        raise _reading_failed(culprits, error) from error
+    if len(samples) != len(sample_ids):
+        raise SourceError(
+            f"the data set's __getitems__ returned {len(samples)} samples for the {len(sample_ids)} ids "
+            f"{_listed(sample_ids)}; let it return one for each"
+        )
+    return samples
+
+
+def read_slice(dataset: Any, sample_id: int, start: int, stop: int) -> Any:
+    """Read a part of a sample from a data set that offers it.
+
+    Raises:
+        SourceError: The data set raised an error.
+    """
+    try:
+        return dataset.read_slice(sample_id, start, stop)
+    except PackerError:
+        raise
+    except Exception as error:
+        raise _reading_failed([sample_id], error) from error
+
+
+def _reading_failed(sample_ids: Sequence[int], error: Exception) -> SourceError:
+    what = f"sample {sample_ids[0]}" if len(sample_ids) == 1 else f"samples {_listed(sample_ids)}"
+    return SourceError(
+        f"the data set raised {type(error).__name__} when asked for {what}: {error}; repair it, or plan "
+        "again without what it cannot read (--sample-ids)"
+    )
+
+
+def _listed(sample_ids: Sequence[int]) -> str:
+    return ", ".join(map(str, sample_ids[:4])) + (" …" if len(sample_ids) > 4 else "")
+
+
+def read_pieces(dataset: Any, planned: MicroBatch, fields: Fields) -> Sequence[Sample]:
+    """Read a micro-batch's samples, each exactly as long as planned, with the fields of the run.
+
+    Raises:
+        LengthMismatchError: A sample has another length than the plan was made for.
+        SourceError: A sample is no mapping with ``input_ids``, or has other fields.
+    """
+    sample_ids, seqlens = planned.sample_ids.tolist(), planned.seqlens.tolist()
+    if planned.starts is None:
+        samples = read_samples(dataset, sample_ids)
+        try:
+            found = [len(sample["input_ids"]) for sample in samples]
+        except (KeyError, TypeError, IndexError):
+            found = [
+                num_tokens(sample, sample_id) for sample, sample_id in zip(samples, sample_ids, strict=True)
+            ]
+        if found != seqlens:
+            wrong = next(index for index, seqlen in enumerate(seqlens) if found[index] != seqlen)
+            require_one_dimension(samples[wrong], sample_ids[wrong])
+            raise LengthMismatchError(length_mismatch(sample_ids[wrong], found[wrong], seqlens[wrong], None))
+        fields.hold(samples, planned.sample_ids, seqlens)
+        return samples
+    starts = planned.starts.tolist()
+    if not hasattr(dataset, "read_slice"):
+        samples = read_samples(dataset, sample_ids)
+        whole = [num_tokens(sample, sample_id) for sample, sample_id in zip(samples, sample_ids, strict=True)]
+        for sample, sample_id, found_tokens, start, seqlen in zip(
+            samples, sample_ids, whole, starts, seqlens, strict=True
+        ):
+            if found_tokens < start + seqlen:
+                require_one_dimension(sample, sample_id)
+                raise LengthMismatchError(length_mismatch(sample_id, found_tokens, seqlen, start))
+        fields.hold(samples, planned.sample_ids, whole)
+        cut = fields.cut
+        return [
+            {name: value[start : start + seqlen] if name in cut else value for name, value in sample.items()}
+            for sample, start, seqlen in zip(samples, starts, seqlens, strict=True)
+        ]
+    pieces = []
+    for sample_id, start, seqlen in zip(sample_ids, starts, seqlens, strict=True):
+        piece = read_slice(dataset, sample_id, start, start + seqlen)
+        num_found = num_tokens(piece, sample_id)
+        if num_found != seqlen:
+            require_one_dimension(piece, sample_id)
+            raise LengthMismatchError(length_mismatch(sample_id, start + num_found, seqlen, start))
+        pieces.append(piece)
+    fields.hold(pieces, planned.sample_ids, seqlens)
+    return pieces
+
+
+def require_one_dimension(sample: Sample, sample_id: int) -> None:
+    """Refuse ids with an axis too many, whose length is not the sample's.
+
+    Raises:
+        SourceError: Names the shape.
+    """
+    shape = np.shape(sample["input_ids"])
+    if len(shape) > 1:
+        raise SourceError(
+            f"input_ids of sample {sample_id} have the shape {shape}; the data set must return one integer a "
+            f"token, of shape ({int(np.prod(shape))},): drop the other axis, which a tokenizer adds with "
+            "return_tensors"
+        )
+
+
+def num_tokens(sample: Any, sample_id: int) -> int:
+    """Return a sample's length.
+
+    Raises:
+        SourceError: It is no mapping with ``input_ids``.
+    """
+    try:
+        return len(sample["input_ids"])
+    except (KeyError, TypeError, IndexError):
+        if isinstance(sample, Mapping) and "input_ids" in sample:
+            raise SourceError(
+                f"input_ids of sample {sample_id} is a {type(sample['input_ids']).__name__}; the data set "
+                "must return one integer a token"
+            ) from None
+        fields = f"its fields are {', '.join(map(str, sample))}" if isinstance(sample, Mapping) else ""
+        raise SourceError(
+            f"sample {sample_id} is a {type(sample).__name__} without "
+            f"input_ids{'; ' if fields else ''}{fields}; the data set must return a mapping with input_ids"
+        ) from None
+
+
+def length_mismatch(sample_id: int, found: int, planned: int, start: int | None) -> str:
+    """Return what to say of a sample that is not as long as planned; ``start`` is where a cut one begins."""
+    asked = f"{planned:,}" if start is None else f"{planned:,} from token {start:,} on"
+    if start is None and abs(found - planned) <= 2:
+        cause = "a tokenizer that adds other special tokens than the one it was analyzed with"
+    else:
+        cause = "another data set, another order of its files, or another tokenizer than was analyzed"
+    return (
+        f"sample {sample_id} has {found:,} tokens and the plan was made for {asked}; the likely cause is "
+        f"{cause}: analyze and plan again, or give the data set that was analyzed"
+    )
