@@ -94,7 +94,9 @@ def _in_given_order(
     if config.order != "seqlen" or spare in (0, num_samples):
         return packed(None)
     drawn = permutation(num_samples, subkey(key, 5)).astype(np.int64)
-    return concatenate([packed(np.sort(drawn[spare:])), packed(np.sort(drawn[:spare]))])
+    whole, rest = packed(np.sort(drawn[spare:])), packed(np.sort(drawn[:spare]))
+    leftover = np.concatenate([whole.leftover, rest.leftover])  # of two inputs: both count
+    return replace(concatenate([whole, rest]), leftover=leftover)
 
 
 def group_width(config: PlanConfig) -> int:
