@@ -189,7 +189,8 @@ def check_step(step, rows, config, header, loss_tokens):
     if header["loss_tokens"] == "seqlen - 1":
         assert step["num_loss_tokens"] == sum(n - 1 for row in counted for n in row["seqlens"])
     elif header["loss_tokens"] == "labels" and not cut:
-        assert step["num_loss_tokens"] is not None
+        assert step["num_loss_tokens"] == sum(row["num_loss_tokens"] for row in rows)
+        assert all(row["num_loss_tokens"] == 0 for row in rows if row["is_filler"])
         if loss_tokens is not None:
             ids = [i for row in counted for i in row["sample_ids"]]
             assert step["num_loss_tokens"] == sum(int(loss_tokens[i]) for i in ids)

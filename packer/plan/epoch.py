@@ -42,6 +42,8 @@ class PlannedEpoch:
     """(T,) learning-rate factor."""
     dropped: "DroppedSamples"
     """What this epoch leaves out, beyond what every epoch leaves out."""
+    num_loss_tokens: NDArray[np.int64] | None = None
+    """(M,) loss tokens of each micro-batch, 0 for fillers, where labels were counted; else None."""
     padded_seqlens_by_metric: dict[str, NDArray[np.int32]] = field(default_factory=dict)
     """Per metric (M,): S of each member of a pair of sequences, for plans with several budgets."""
     design_effect: dict[str, float | None] = field(default_factory=lambda: {"seqlen": None, "source": None})

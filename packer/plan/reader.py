@@ -203,7 +203,7 @@ class Epoch:
         columns, at = self._microbatches.locate(row)
         offsets = columns["offsets"]
         pieces = slice(offsets[at], offsets[at + 1])
-        starts = columns.get("starts")
+        starts, loss_tokens = columns.get("starts"), columns.get(schema.LOSS_TOKENS)
         return MicroBatch(
             step=columns["step"].item(at),
             accum=columns["accum"].item(at),
@@ -219,6 +219,7 @@ class Epoch:
             is_filler=columns["is_filler"].item(at),
             is_repeat=columns["is_repeat"].item(at),
             padded_seqlens={metric: padded.item(at) for metric, padded in self._by_metric(columns)},
+            num_loss_tokens=None if loss_tokens is None else loss_tokens.item(at),
         )
 
     def step(self, step: int) -> StepRow:
@@ -243,10 +244,11 @@ class Epoch:
                 first_row=index * self._microbatches.rows_per_batch,
                 padded_seqlens=dict(self._by_metric(columns)),
                 starts=columns.get("starts"),
+                num_loss_tokens=columns.get(schema.LOSS_TOKENS),
                 **{
                     name: columns[name]
                     for name in MicroBatches._fields
-                    if name not in ("first_row", "padded_seqlens", "starts")
+                    if name not in ("first_row", "padded_seqlens", "starts", schema.LOSS_TOKENS)
                 },
             )
 

@@ -33,6 +33,8 @@ class MicroBatch(NamedTuple):
     """A repeated micro-batch that trains and counts."""
     padded_seqlens: Mapping[str, int]
     """Metric → S, for plans with several budgets; empty otherwise."""
+    num_loss_tokens: int | None
+    """Labels that count, 0 in a filler; None where none were counted."""
 
 
 class StepRow(NamedTuple):
@@ -75,6 +77,7 @@ class MicroBatches(NamedTuple):
     is_repeat: NDArray[np.bool_]
     padded_seqlens: Mapping[str, NDArray[np.int32]]
     """Metric → (M,)"""
+    num_loss_tokens: NDArray[np.int64] | None
 
 
 class Steps(NamedTuple):

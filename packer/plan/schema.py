@@ -26,6 +26,9 @@ PIECES_PER_BATCH = 1 << 18
 PADDED_SEQLEN_PREFIX = "padded_seqlen_"
 """With several budgets, the column ``padded_seqlen_<metric>`` holds S of that member of the pair."""
 
+LOSS_TOKENS = "num_loss_tokens"
+"""A column of ``microbatches.arrow`` where labels were counted."""
+
 
 def microbatches_file(epoch: int) -> str:
     """Return the name of an epoch's table of micro-batches, below the plan's folder."""
@@ -49,7 +52,12 @@ def id_type(num_samples: int) -> pa.DataType:
 
 
 def microbatches_schema(
-    *, sample_id: pa.DataType, has_starts: bool, metrics: Sequence[str], rows_per_batch: int
+    *,
+    sample_id: pa.DataType,
+    has_starts: bool,
+    metrics: Sequence[str],
+    has_loss_tokens: bool,
+    rows_per_batch: int,
 ) -> pa.Schema:
     """Return the columns of ``microbatches.arrow``: one row a micro-batch, no nulls anywhere."""
     fields = [
@@ -67,6 +75,7 @@ def microbatches_schema(
         ("cost", pa.int64()),
         ("is_filler", pa.bool_()),
         ("is_repeat", pa.bool_()),
+        *([(LOSS_TOKENS, pa.int64())] if has_loss_tokens else []),
     ]
     return _schema(fields, rows_per_batch)
 
@@ -111,6 +120,7 @@ def expected_schema(
         sample_id=sample_id,
         has_starts="starts" in column_names,
         metrics=metrics_of(column_names),
+        has_loss_tokens=LOSS_TOKENS in column_names,
         rows_per_batch=rows_per_batch,
     )
 

@@ -57,8 +57,28 @@ class StepRules:
         self._cut |= table.starts is not None
         loss = self._loss_tokens(table)
         if loss is not None:
-            of_row = np.add.reduceat(loss, table.offsets[:-1])
-            self._loss[steps] += np.add.reduceat(of_row * counts, edges)
+            of_row = np.add.reduceat(loss, table.offsets[:-1]) * counts
+            self._check_rows(table, of_row)
+            self._loss[steps] += np.add.reduceat(of_row, edges)
+        elif table.num_loss_tokens is not None:
+            self._loss[steps] += np.add.reduceat(table.num_loss_tokens * counts, edges)
+            self._check_rows(table, table.num_loss_tokens * counts)
+
+    def _check_rows(self, table: MicroBatches, actual: NDArray[np.int64]) -> None:
+        """Compare the loss tokens that rows state, where they state any."""
+        if table.num_loss_tokens is None:
+            return
+        if self._plan.header["loss_tokens"] != "labels" or table.starts is not None:
+            raise InvariantError(
+                f"{self._name}: micro-batches state num_loss_tokens, and no labels were counted"
+            )
+        wrong = table.num_loss_tokens != actual
+        if wrong.any():
+            at = int(np.argmax(wrong))
+            raise InvariantError(
+                f"{self._name}, step {table.step[at]}: num_loss_tokens of the micro-batch in row "
+                f"{table.first_row + at} is {table.num_loss_tokens[at]}, its samples have {actual[at]}"
+            )
 
     def _loss_tokens(self, table: MicroBatches) -> NDArray[np.int64] | None:
         """Return the loss tokens of each piece, where the files tell."""
@@ -155,7 +175,7 @@ class StepRules:
         if known != (table.num_loss_tokens is not None):
             state = "known" if known else "unknown"
             raise InvariantError(f"{self._name}: num_loss_tokens must be {state} for every step, and is not")
-        if table.num_loss_tokens is not None and (self._from_seqlens or self._loss_metric is not None):
+        if table.num_loss_tokens is not None:
             self._compare("num_loss_tokens", table.num_loss_tokens, self._loss[steps], steps)
 
     def _compare(

@@ -166,6 +166,7 @@ def _write_microbatches(
         sample_id=sample_id,
         has_starts=epoch.starts is not None,
         metrics=tuple(epoch.padded_seqlens_by_metric),
+        has_loss_tokens=epoch.num_loss_tokens is not None,
         rows_per_batch=rows_per_batch,
     )
     num_rows = len(epoch.offsets) - 1
@@ -233,6 +234,8 @@ def _microbatch_arrays(epoch: PlannedEpoch, rows: slice, dp_size: int, grad_accu
     }
     if epoch.starts is not None:
         arrays["starts"] = (local, epoch.starts[pieces])
+    if epoch.num_loss_tokens is not None:
+        arrays[schema.LOSS_TOKENS] = epoch.num_loss_tokens[rows]
     for metric, padded in epoch.padded_seqlens_by_metric.items():
         arrays[schema.PADDED_SEQLEN_PREFIX + metric] = padded[rows]
     return arrays

@@ -164,6 +164,7 @@ class EpochPlanner:
             step_num_samples=composed.num_samples,
             step_num_tokens=composed.num_tokens,
             step_num_loss_tokens=composed.num_loss_tokens,
+            num_loss_tokens=composed.loss_tokens_of_rows,
             step_max_seqlen=composed.max_seqlen.astype(np.int32),
             lr_scales=self._lr_scales(composed, shared),
             dropped=composed.dropped,

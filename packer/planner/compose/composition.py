@@ -45,6 +45,8 @@ class Composition:
     """(T,)"""
     num_loss_tokens: NDArray[np.int64] | None
     """(T,)"""
+    loss_tokens_of_rows: NDArray[np.int64] | None
+    """(R,) where labels were counted; 0 for fillers."""
     max_seqlen: NDArray[np.int64]
     """(T,)"""
     is_full: NDArray[np.bool_]
@@ -112,11 +114,13 @@ def compose(
 
     num_samples, num_tokens = per_step(sizes), per_step(take(sums.tokens, rows.microbatches))
     num_loss_tokens: NDArray[np.int64] | None = num_tokens - num_samples
+    loss_tokens_of_rows = None
     if loss_tokens is not None:
         num_loss_tokens = None
         if pieces.starts is None:
             known = loss_tokens[pieces.sample_ids(ordered)]
-            num_loss_tokens = per_step(np.add.reduceat(known, offsets[:-1], dtype=np.int64))
+            loss_tokens_of_rows = np.add.reduceat(known, offsets[:-1], dtype=np.int64) * ~rows.is_filler
+            num_loss_tokens = _by_step(np.sum, loss_tokens_of_rows, step_size)
     longest = take(sums.longest, rows.microbatches)
     return Composition(
         pieces=ordered,
@@ -129,6 +133,7 @@ def compose(
         num_samples=num_samples,
         num_tokens=num_tokens,
         num_loss_tokens=num_loss_tokens,
+        loss_tokens_of_rows=loss_tokens_of_rows,
         max_seqlen=_by_step(np.max, longest, step_size),
         is_full=~_by_step(np.any, rows.is_filler | rows.is_repeat, step_size),
         design_effect=design_effect(ordered_seqlens, offsets, rows.is_filler, step_size),

@@ -6,14 +6,15 @@ from packer.runtime.batches.batch import Batch, BatchInfo, StepInfo
 class LabelCheck:
     """Counts one rank's loss tokens of a step, and says where they cannot be the planned ones.
 
-    A plan that was made from lengths alone says how many there are in every micro-batch. One that was made
-    with labels says it of a step: what one rank has of it may not be more, and if it has all of it, not less.
+    A plan says how many there are in every micro-batch, but not in a slice of one. Where it says it of a step
+    only, what one rank has of it may not be more, and if it has all of it, not less.
     """
 
-    def __init__(self, step: StepInfo, *, has_all: bool) -> None:
-        """Begin with a step of which this rank has every micro-batch, or not."""
+    def __init__(self, step: StepInfo, *, has_all: bool, are_counted: bool) -> None:
+        """Begin with a step, of which this rank has all or not; its plan was made with labels or without."""
         self._step = step
         self._has_all = has_all
+        self._are_counted = are_counted
         self.num_loss_tokens = 0
         """Labels other than −100 so far."""
         self.complaint: str | None = None
@@ -34,6 +35,12 @@ class LabelCheck:
             return None
         samples = ", ".join(map(str, info.sample_ids[:4].tolist())) + (" …" if info.num_samples > 4 else "")
         where = f"micro-batch {info.accum} of step {self._step.index} (samples {samples})"
+        if info.planned_loss_tokens is not None and self._are_counted:
+            return (
+                f"the loss of {where} is over {info.num_loss_tokens:,} labels, and the plan counted "
+                f"{info.planned_loss_tokens:,}; the likely cause is a data set with other labels than were "
+                "analyzed, or with none: give that one, or analyze and plan again"
+            )
         if info.planned_loss_tokens is not None:
             return (
                 f"the loss of {where} is over {info.num_loss_tokens:,} labels, and the plan, made without "

@@ -315,7 +315,11 @@ class PlanLoader:
             first = start.accum if index == start.step else 0
             info = self._step_info(epoch, start.epoch, index)
             accums = range(first, self.grad_accum)
-            labels = LabelCheck(info, has_all=share.num_parts == 1 and not first)
+            labels = LabelCheck(
+                info,
+                has_all=share.num_parts == 1 and not first,
+                are_counted=self.plan.header["loss_tokens"] == "labels",
+            )
             step = Step(info, accums, stream, share=share, labels=labels)
             yield step
             step.leave()

@@ -138,7 +138,7 @@ class MicroBatchReader:
             planned.num_samples,
             planned.num_tokens,
             collated.num_loss_tokens,
-            0 if planned.is_filler else collated.num_predictable if self._counts_every_token else None,
+            self._planned_loss_tokens(planned, collated),
             collated.labels_from,
             planned.padded_seqlen,
             shape.size,
@@ -146,6 +146,16 @@ class MicroBatchReader:
             planned.is_repeat,
         )
         return Batch(collated.tensors, info)
+
+    def _planned_loss_tokens(self, planned: MicroBatch, collated: Collated) -> int | None:
+        """Return the labels that the plan counted, None where it cannot know them."""
+        if planned.is_filler:
+            return 0
+        if self._counts_every_token:
+            return collated.num_predictable
+        # A slice has some of the row's; and a plan of pairs counts the sources, the loss is over the targets.
+        is_part = self._coordinates.sp_size > 1 or bool(planned.padded_seqlens)
+        return None if is_part else planned.num_loss_tokens
 
     def _collate(self, planned: MicroBatch, shape: PlannedShape, accum: int) -> Collated:
         if self._coordinates.sp_size > 1:
