@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+import packer
 from packer.errors import PlanError
 from packer.plan import Plan
 from packer.runtime import PlanLoader, count_loss_tokens
@@ -99,3 +100,18 @@ def test_labels_of_a_users_collate_are_counted_too() -> None:
     # What it calls otherwise nobody can count.
     loader = PlanLoader(plan_of(None), Tokens(SEQLENS), collate=lambda s, _: {"targets": torch.ones(1)})
     assert len(list(loader.microbatches())) == 4
+
+
+@pytest.mark.parametrize("wrong", [1, 3, 6])
+@pytest.mark.parametrize("dp_rank", [0, 1])
+def test_every_rank_holds_its_own_micro_batches_to_the_labels_of_the_plan(dp_rank: int, wrong: int) -> None:
+    """Two ranks, whose sum would be right: one label too few in one, one too many in the other."""
+    config = packer.PlanConfig(max_tokens=6, dp_size=2, order="sequential")
+    plan = packer.make_plan(SEQLENS, config, loss_tokens=[2, 2, 2, 2])
+    right = PlanLoader(plan, Tokens(SEQLENS, labels=answers(2)), dp_rank=dp_rank, dp_size=2)
+    assert [batch.num_loss_tokens for step in right for batch in step] == [2, 2]
+    labels = [answers(wrong if sample % 2 == dp_rank else 4 - wrong) for sample in range(4)]
+    mixed = Tokens(SEQLENS, labels=lambda sample, seqlen: labels[sample](sample, seqlen))
+    loader = PlanLoader(plan, mixed, dp_rank=dp_rank, dp_size=2)
+    with pytest.raises(PlanError, match=f"is over {min(wrong, 5)} labels, and the plan counted 2"):
+        next(next(iter(loader)))
