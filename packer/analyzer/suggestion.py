@@ -53,7 +53,11 @@ def suggest_plan(manifest: Manifest) -> Suggestion | None:
     can_split = len(lengths) == 1 and all(
         summary.max <= _MOST_PIECES * budgets[name] for name, summary in lengths.items()
     )
-    return Suggestion(budgets, "split" if can_split else "drop")
+    if can_split:
+        return Suggestion(budgets, "split")
+    # what is dropped must leave something
+    leaves_some = all(0 < summary.p99 <= budgets[name] for name, summary in lengths.items())
+    return Suggestion(budgets, "drop") if leaves_some else None
 
 
 def _budget(summary: MetricSummary) -> int:

@@ -164,7 +164,7 @@ class TestSpeech:
         assert open_metrics(tmp_path / "m").metric("seqlen").tolist() == [1, 2, 3]
 
     def test_a_stream_without_a_length_is_told_what_to_do(self, tmp_path):
-        with pytest.raises(ConfigError, match=r"generator is no map-style data set.*--length-column"):
+        with pytest.raises(ConfigError, match=r"generator cannot be asked for its length.*--length-column"):
             packer.analyze_dataset((n for n in range(3)), len, out=tmp_path / "m")
         assert not (tmp_path / "m").exists()
 

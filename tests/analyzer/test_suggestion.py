@@ -65,7 +65,7 @@ def test_by_distribution(tmp_path, seqlens, options):
     assert planned(metrics, suggestion).num_epochs == 1
 
 
-@pytest.mark.parametrize("seqlens", [[0], [0, 0], [2**31], [1, 2**62]])
+@pytest.mark.parametrize("seqlens", [[0], [0, 0], [2**31], [1, 2**62], [2**31 - 1], [*[0] * 300, 2**31 - 1]])
 def test_where_no_budget_plans_anything(tmp_path, seqlens):
     assert suggest_plan(measured(tmp_path, seqlens).manifest) is None
 
