@@ -133,6 +133,6 @@ def _require_map_style(dataset: Any) -> None:
     if streams or not (reads and hasattr(dataset, "__len__")):
         raise ConfigError(
             f"a {type(dataset).__name__} cannot be asked for its length and for samples by their place; give "
-            "a map-style data set, or write the samples, or their lengths (--length-column), to files and name "
-            "these to packer.analyze"
+            "a map-style data set, or write the samples, or their lengths (--length-column), to files and "
+            "name these to packer.analyze"
         )
