@@ -10,8 +10,9 @@ from numpy.typing import NDArray
 
 from packer.errors import InvariantError, PlanError, SourceChangedError
 from packer.metrics import Metrics, open_metrics
+from packer.options import PlanConfig
+from packer.options.bounds import Company, longest_sample
 from packer.plan import schema
-from packer.plan.bounds import longest_sample
 from packer.plan.digest import content_hash
 from packer.plan.reader import Plan, load_plan
 from packer.plan.verify_copies import check_copies
@@ -149,8 +150,8 @@ def _check_limit(plan: Plan) -> None:
     config, stated = plan.config, plan.header["max_seqlen"]
     company = config.get("min_samples") or 1
     is_padded = config["layout"] == "padded" and config["count"] == "padded"
-    metric = "seqlen" if isinstance(config["max_tokens"], dict) else None
-    longest = longest_sample(config, metric, company=company if is_padded else 1)
+    others = Company(num_samples=company - 1 if is_padded else 0)
+    longest = longest_sample(PlanConfig.from_json(config), company=others)
     if stated is not None and (stated > longest or (stated < longest and (is_padded or company == 1))):
         raise InvariantError(f"max_seqlen is {stated} in plan.json, the options give {longest}")
 

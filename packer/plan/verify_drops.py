@@ -8,7 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from packer.errors import InvariantError
-from packer.plan.bounds import longest_sample, most_samples
+from packer.options import PlanConfig
+from packer.options.bounds import Company, longest_sample, most_samples
 from packer.plan.epoch import DROP_REASONS
 from packer.plan.reader import Plan
 from packer.plan.rows import Dropped
@@ -45,9 +46,10 @@ class DropRules:
         """
         self._plan = plan
         self._config = plan.config
+        self._options = PlanConfig.from_json(plan.config)
         self._metric = seqlens
         self._budgeted = budgeted
-        self._limit = int(plan.header["max_seqlen"] or longest_sample(plan.config))
+        self._limit = int(plan.header["max_seqlen"] or longest_sample(self._options))
         self._step_size = plan.dp_size * plan.grad_accum
         self._is_asked = _asked(plan.config, self._step_size)
         # epoch -> pieces and tokens that fill no step
@@ -120,9 +122,11 @@ class DropRules:
         company = config.get("min_samples") or 1
         if not set(budget) <= set(self._budgeted) or (company > 1 and config["count"] == "real"):
             return np.ones(len(lines.ids), np.bool_)  # any member may be the one that is too long
-        too_long: NDArray[np.bool_] = lines.lengths > longest_sample(config, "seqlen", company=company)
+        others = Company(num_samples=company - 1)
+        too_long: NDArray[np.bool_] = lines.lengths > longest_sample(self._options, company=others)
         for metric in budget:
-            too_long |= self._budgeted[metric][lines.ids] > longest_sample(config, metric, company=company)
+            longest = longest_sample(self._options, metric, others)
+            too_long |= self._budgeted[metric][lines.ids] > longest
         return too_long
 
     def _is_truncated(self, lines: "_Lines") -> NDArray[np.bool_]:
@@ -141,7 +145,7 @@ class DropRules:
         ):
             return np.greater(lines.lost, 0)
         # padded to it, its companions do not fit: only then format version 1 leaves it out of every epoch
-        longest = longest_sample(config, company=config["min_samples"])
+        longest = longest_sample(self._options, company=Company(num_samples=config["min_samples"] - 1))
         has_reason: NDArray[np.bool_] = (lines.epoch != EVERY_EPOCH) | (lines.lost > longest)
         return has_reason & (lines.lost > 0)
 
@@ -165,7 +169,7 @@ class DropRules:
         tokens = budget.get("seqlen") if isinstance(budget, dict) else budget
         for epoch, (num_pieces, num_tokens) in enumerate(self._remainders.tolist()):
             for found, most, unit in (
-                (num_pieces, left * most_samples(config), "samples"),
+                (num_pieces, left * most_samples(self._options), "samples"),
                 (num_tokens, num_tokens if tokens is None else left * tokens, "tokens"),
             ):
                 if found > most:

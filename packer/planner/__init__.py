@@ -20,7 +20,7 @@ A room for each stage, in the order in which data flows; ``config`` holds the op
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from packer.planner.config import PlanConfig
+from packer.options.config import PlanConfig
 from packer.planner.progress import PlanProgress
 
 if TYPE_CHECKING:

@@ -8,11 +8,11 @@ from numpy.typing import NDArray
 
 from packer.errors import ConfigError
 from packer.kernels.limits import Limits
+from packer.options.config import MAX_SEQLEN, PlanConfig
 from packer.plan.epoch import PlannedEpoch
 from packer.planner.choose.pieces import Pieces
 from packer.planner.compose.composition import Composition, compose
 from packer.planner.compose.mix import Mix
-from packer.planner.config import MAX_SEQLEN, PlanConfig
 from packer.planner.order.orders import Purpose, histogram, key_for
 from packer.planner.packing.curriculum import pack_by_admission
 from packer.planner.packing.lower_bound import lower_bound

@@ -10,12 +10,12 @@ from numpy.typing import ArrayLike, NDArray
 from packer.curriculum import parse_curriculum
 from packer.errors import ConfigError, MetricsError
 from packer.metrics import Metrics, open_metrics
+from packer.options.config import PlanConfig
 from packer.plan import schema
 from packer.plan.facts import PlanFacts
 from packer.plan.reader import Plan
 from packer.plan.writer import plan_in_memory, write_plan
 from packer.planner.choose.pieces import Pieces, choose_pieces
-from packer.planner.config import PlanConfig
 from packer.planner.epochs import EpochPlanner
 from packer.planner.progress import Listener, Pace
 from packer.planner.step_tokens import resolve_step_tokens

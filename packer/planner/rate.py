@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from packer.errors import ConfigError
-from packer.planner.config import PlanConfig
+from packer.options.config import PlanConfig
 
 
 def mean_size(sizes: Iterable[tuple[NDArray[np.int64], NDArray[np.bool_]]]) -> float:

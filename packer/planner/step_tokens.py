@@ -3,8 +3,8 @@
 import numpy as np
 
 from packer.errors import ConfigError, EmptyPlanError
+from packer.options.config import MAX_SEQLEN, PlanConfig
 from packer.planner.choose.pieces import Pieces
-from packer.planner.config import MAX_SEQLEN, PlanConfig
 from packer.planner.order.orders import Purpose, key_for
 from packer.planner.packing.microbatches import positions_of
 from packer.planner.packing.pack import limits_of, pack

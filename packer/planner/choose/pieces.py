@@ -8,9 +8,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from packer.errors import EmptyPlanError, MetricsError, PlanError
+from packer.options.config import MAX_SEQLEN, PlanConfig
 from packer.plan.epoch import DroppedSamples
 from packer.planner.choose.selection import KEPT, reason, select
-from packer.planner.config import MAX_SEQLEN, PlanConfig
 from packer.planner.order.orders import id_dtype
 from packer.planner.packing.microbatches import IntArray
 

@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from packer.errors import EmptyPlanError, PlanError, SampleTooLongError
+from packer.errors import ConfigError, EmptyPlanError, PlanError, SampleTooLongError
+from packer.options.bounds import ALONE, Company, least_company, longest_alone, longest_sample
+from packer.options.config import MAX_SEQLEN, PlanConfig
 from packer.plan.epoch import DROP_REASONS
-from packer.planner.choose.limits import ALONE, Company, least_company, longest_alone, max_seqlen
-from packer.planner.config import MAX_SEQLEN, PlanConfig
 from packer.planner.packing.microbatches import IntArray
 from packer.wording import counted
 
@@ -44,19 +44,26 @@ def select(lengths: Mapping[str, IntArray], config: PlanConfig, loss_tokens: Int
     Raises:
         SampleTooLongError: a sample does not fit, and ``too_long`` is ``error``.
         EmptyPlanError: no sample is left.
+        ConfigError: not a single token fits.
         PlanError: ``sample_ids`` names a sample that is not there.
     """
     seqlens = lengths["seqlen"]
     is_wanted = _wanted(seqlens, config, loss_tokens)
     company = _companies(lengths, is_wanted, config)
-    limit = min(max_seqlen(config), longest_alone(config, company=company.get("seqlen", ALONE)))
+    for metric in dict.fromkeys(["seqlen", *config.budgets]):
+        if longest_sample(config, metric) < 1:
+            raise ConfigError(
+                f"no sample fits a micro-batch of --max-tokens {config.budgets.get(metric)} after rounding; "
+                "raise it or --max-attention, or lower --fixed-seqlen, --pad-multiple or --sp-size"
+            )
+    limit = longest_sample(config, company=company.get("seqlen", ALONE))
     if limit < 1:
         raise EmptyPlanError(
             f"no sample can share a micro-batch with the {counted(config.min_samples - 1, 'shortest other')} "
             f"(--min-samples {config.min_samples}); lower --min-samples or raise --max-tokens"
         )
     others = {
-        metric: min(max_seqlen(config, metric), longest_alone(config, metric, company[metric]))
+        metric: longest_sample(config, metric, company[metric])
         for metric in config.budgets
         if metric != "seqlen"
     }

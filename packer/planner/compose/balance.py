@@ -4,9 +4,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from packer.kernels import balance as kernels
+from packer.options.config import PlanConfig
 from packer.plan.counts import time_lost
 from packer.planner.compose.steps import Rows
-from packer.planner.config import PlanConfig
 from packer.planner.order.orders import Purpose, key_for
 from packer.planner.order.threads import chunk_edges, run_chunks
 

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from packer.kernels import balance as balance_kernels
 from packer.kernels import counting
+from packer.options.config import PlanConfig
 from packer.plan.epoch import DroppedSamples
 from packer.planner.choose.pieces import Pieces
 from packer.planner.choose.selection import reason
@@ -16,7 +17,6 @@ from packer.planner.compose.balance import balance
 from packer.planner.compose.deal import deal
 from packer.planner.compose.mix import Mix, design_effect
 from packer.planner.compose.steps import Rows, fill_steps
-from packer.planner.config import PlanConfig
 from packer.planner.order.orders import take
 from packer.planner.order.threads import chunk_edges, run_chunks
 from packer.planner.packing.microbatches import IntArray, MicroBatches

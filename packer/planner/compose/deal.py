@@ -5,8 +5,8 @@ from numpy.typing import NDArray
 
 from packer.kernels import balance as balance_kernels
 from packer.kernels import deal as kernels
+from packer.options.config import PlanConfig
 from packer.planner.compose.mix import Mix
-from packer.planner.config import PlanConfig
 from packer.planner.order.orders import Purpose, key_for, subkey
 from packer.planner.order.threads import run_chunks
 from packer.planner.packing.microbatches import MicroBatches

@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from packer.errors import EmptyPlanError
-from packer.planner.config import PlanConfig
+from packer.options.config import PlanConfig
 from packer.planner.order.orders import Purpose, key_for, permutation
 from packer.planner.packing.microbatches import MicroBatches
 

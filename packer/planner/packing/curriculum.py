@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from packer.curriculum import BEYOND
 from packer.kernels import rng
 from packer.kernels.limits import Limits
-from packer.planner.config import PlanConfig
+from packer.options.config import PlanConfig
 from packer.planner.order.orders import Purpose, id_dtype, key_for, subkey
 from packer.planner.packing.microbatches import IntArray, MicroBatches, concatenate, positions_of, reindex
 from packer.planner.packing.pack import group_width, pack

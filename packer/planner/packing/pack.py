@@ -5,8 +5,8 @@ from dataclasses import replace
 import numpy as np
 
 from packer.kernels.limits import UNLIMITED, Limits
+from packer.options.config import PlanConfig
 from packer.planner.choose.limits import limits_for
-from packer.planner.config import PlanConfig
 from packer.planner.order.orders import histogram, permutation, subkey
 from packer.planner.packing.apart import keep_apart
 from packer.planner.packing.best_fit import best_fit

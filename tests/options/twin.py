@@ -1,7 +1,4 @@
-"""The longest sample that fits, and the most samples of a micro-batch, from the options of ``plan.json``.
-
-Verification's own reading of the bounds: it shares no code with the planner, whose plans it checks.
-"""
+"""The bounds of a micro-batch once more, from the options as plan.json has them; no code of packer's."""
 
 import math
 from collections.abc import Mapping
