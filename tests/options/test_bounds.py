@@ -36,9 +36,7 @@ def configs(draw):
 def test_bounds_equal_those_of_the_twin(config, company):
     entries = config.to_json()
     others = company if (config.layout, config.count) == ("padded", "padded") else 1
-    expected = twin.longest_sample(
-        entries, "seqlen" if isinstance(config.max_tokens, dict) else None, company=others
-    )
+    expected = twin.longest_sample(entries, company=others)
     assert longest_sample(config, company=Company(num_samples=others - 1)) == expected
     assert most_samples(config) == twin.most_samples(entries)
 
