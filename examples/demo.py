@@ -76,7 +76,7 @@ def main() -> None:
     every = ["--packing", "next-fit", "--min-samples", num_samples, "--max-samples", num_samples]
     accumulated = ["--grad-accum", steps_of_equal_tokens(plan, metrics, num_samples)]
     run("plan", metrics, "--out", fixed, *limits, "--sample-ids", train_ids, *every, *accumulated)
-    run("plan", metrics, "--out", held_out, *limits, "--sample-ids", held_out_ids)
+    run("plan", metrics, "--out", held_out, *limits, "--order", "seqlen", "--sample-ids", held_out_ids)
 
     title(f"5. Train the same decoder on both, from the same weights, {STEPS} updates of the plan")
     planned = train(plan, metrics, held_out, num_tokens=None)
