@@ -22,6 +22,9 @@ from packer.planner.progress import Pace, Phase
 from packer.planner.rate import lr_scales, mean_size
 from packer.planner.shape import choose_shapes, pad_to
 
+_HELD_PIECES = 1 << 25
+"""Samples of all epochs that are held at once, rather than packed once more."""
+
 
 @dataclass(kw_only=True, slots=True)
 class Shared:
@@ -63,21 +66,31 @@ class EpochPlanner:
                 "--lr-by tokens, or --too-long drop"
             )
         limits, mix = limits_of(self.config, self.pieces.seqlens), Mix.of(self.pieces.seqlens)
-        # Base and shapes come before the first row: several epochs may be planned twice, one at a time.
-        composed = [self._compose(0, limits, mix, 0)] if self.config.epochs == 1 else None
-        shared = self._shared(composed or self._compositions(limits, mix))
+        # Base and shapes come before the first row: epochs are held until then, or, if large, planned twice.
+        waits = self._needs_base or self._needs_shapes
+        held: list[Composition] | None = None
+        if self.config.epochs == 1 or (waits and self.config.epochs * len(self.pieces) <= _HELD_PIECES):
+            held = list(self._compositions(limits, mix))
+        elif waits:
+            self.pace.survey_first()
+        shared = self._shared(self._compositions(limits, mix) if held is None else held)
 
         def planned() -> Iterator[PlannedEpoch]:
-            if composed is None:
-                for epoch, steps in enumerate(self._compositions(limits, mix)):
-                    self.pace.begin(Phase.WRITE, epoch)
-                    yield self._finish(steps, limits, shared)
-            else:
-                self.pace.begin(Phase.WRITE, 0)
-                yield self._finish(composed.pop(), limits, shared)
+            epochs = self._compositions(limits, mix) if held is None else _taken_out(held)
+            for epoch, steps in enumerate(epochs):
+                self.pace.begin(Phase.WRITE, epoch)
+                yield self._finish(steps, limits, shared)
             self.pace.begin(Phase.FLUSH)
 
         return shared.lr_base, planned()
+
+    @property
+    def _needs_base(self) -> bool:
+        return self.config.lr_scaling != "none" and self.config.lr_base is None
+
+    @property
+    def _needs_shapes(self) -> bool:
+        return self.config.num_shapes is not None and self.config.layout == "packed"
 
     def _compositions(self, limits: Limits, mix: Mix) -> Iterator[Composition]:
         num_steps = 0
@@ -122,21 +135,17 @@ class EpochPlanner:
     def _shared(self, epochs: Iterable[Composition]) -> Shared:
         """Run through the epochs for what all of them need to know, if there is anything."""
         shared = Shared(lr_base=self.config.lr_base)
-        needs_base = self.config.lr_scaling != "none" and self.config.lr_base is None
-        needs_shapes = self.config.num_shapes is not None and self.config.layout == "packed"
-        if not needs_base and not needs_shapes:
+        if not self._needs_base and not self._needs_shapes:
             return shared
-        if self.config.epochs > 1:
-            self.pace.survey_first()
         sizes, rooms = [], [np.empty((2, 0), np.int64)]
         for composed in epochs:
-            if needs_base:
+            if self._needs_base:
                 sizes.append((composed.sizes(self.config.lr_by), composed.is_full))
-            if needs_shapes:
+            if self._needs_shapes:
                 rooms.append(np.stack(np.unique(composed.unpadded, return_counts=True)))
-        if needs_base:
+        if self._needs_base:
             shared.lr_base = mean_size(sizes)
-        if self.config.num_shapes is not None and needs_shapes:
+        if self.config.num_shapes is not None and self._needs_shapes:
             rows, counts = np.concatenate(rooms, axis=1)
             distinct, inverse = np.unique(rows, return_inverse=True)
             shared.shapes = choose_shapes(
@@ -193,3 +202,10 @@ class EpochPlanner:
                 "--pad-multiple, --pad-segments-to or --sp-size"
             )
         return padded.astype(np.int32)
+
+
+def _taken_out(held: list[Composition]) -> Iterator[Composition]:
+    """Yield compositions in order, and let each go."""
+    held.reverse()
+    while held:
+        yield held.pop()

@@ -41,7 +41,17 @@ def test_several_epochs():
     assert stages(epochs=2) == [*(name.format(n) for n in (1, 2) for name in one), "flushing to disk"]
 
 
-def test_a_base_over_all_epochs_takes_a_pass_before_they_are_written():
+def test_a_base_over_all_epochs_comes_before_they_are_written():
+    told = stages(epochs=2, lr_scaling="sqrt")
+    assert told.index("packing epoch 2 of 2") < told.index("writing epoch 1 of 2")
+    assert told.count("packing epoch 1 of 2") == 1
+
+
+def test_a_base_over_epochs_too_large_to_hold_takes_a_pass_of_its_own(monkeypatch):
+    small = PlanConfig(max_tokens=90, epochs=2, lr_scaling="sqrt")
+    held = make_plan([9] * 40, small)
+    monkeypatch.setattr("packer.planner.epochs._HELD_PIECES", 0)
+    assert make_plan([9] * 40, small).fingerprint == held.fingerprint
     told = stages(epochs=2, lr_scaling="sqrt")
     assert told.count("packing epoch 1 of 2") == 2
     assert told.index("writing epoch 1 of 2") > told.index("laying out epoch 2 of 2")
