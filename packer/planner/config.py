@@ -268,10 +268,13 @@ def _sample_ids(sample_ids: Any, *, keep_order: bool) -> NDArray[np.int64] | Non
         raise ConfigError("--sample-ids names no sample; leave the option out to keep them all")
     if given.ndim != 1 or given.dtype.kind not in "iu":
         raise ConfigError("--sample-ids must hold integers, one a sample")
+    least, most = int(given.min()), int(given.max())
+    if least < 0 or most >= 2**63:
+        raise ConfigError(
+            f"--sample-ids holds {least if least < 0 else most}; ids count from 0, and end below 2^63"
+        )
     given = given.astype(np.int64)
     ids = np.sort(given)
-    if ids[0] < 0:
-        raise ConfigError(f"--sample-ids holds {ids[0]}; ids count from 0")
     repeated = np.flatnonzero(ids[1:] == ids[:-1])
     if len(repeated):
         raise ConfigError(
@@ -364,7 +367,10 @@ def _check_shapes(config: PlanConfig) -> None:
                 f"--fixed-seqlen {config.fixed_seqlen} is not a multiple of {multiple}, which --sp-size and "
                 f"--pad-multiple ask for; choose {-(-config.fixed_seqlen // multiple) * multiple}"
             )
-    if config.count == "real" or not isinstance(config.max_tokens, int):
+    if not isinstance(config.max_tokens, int):
+        return
+    if config.count == "real":
+        _check_fixed_row_of_real_tokens(config)
         return
     least = config.fixed_seqlen or multiple
     if config.layout == "padded":
@@ -376,6 +382,18 @@ def _check_shapes(config: PlanConfig) -> None:
             f"--max-tokens {config.max_tokens} holds no micro-batch: the smallest takes {least} tokens after "
             "rounding; raise --max-tokens, or lower --min-samples, --fixed-seqlen, --pad-multiple, "
             "--pad-segments-to or --sp-size"
+        )
+
+
+def _check_fixed_row_of_real_tokens(config: PlanConfig) -> None:
+    """Refuse a row with two bounds that count differently; from T on, the one follows from the other."""
+    if config.layout == "padded" or config.fixed_seqlen is None or config.pad_segments_to == 1:
+        return
+    if config.budgets["seqlen"] < config.fixed_seqlen:
+        raise ConfigError(
+            f"--max-tokens {config.max_tokens} counts the tokens of the samples (--count real), --fixed-seqlen "
+            f"{config.fixed_seqlen} also what --pad-segments-to {config.pad_segments_to} adds to them; choose "
+            f"--max-tokens {config.fixed_seqlen}, what a row of that length can hold"
         )
 
 

@@ -30,6 +30,10 @@ REFUSED = [
     ({"fixed_seqlen": 2000}, "holds no micro-batch"),
     ({"min_samples": 600, "pad_multiple": 2}, "holds no micro-batch"),
     ({"layout": "packed", "pad_segments_to": 600, "min_samples": 2}, "holds no micro-batch"),
+    (
+        {"layout": "packed", "count": "real", "pad_segments_to": 3, "fixed_seqlen": 1200},
+        "choose --max-tokens 1200",
+    ),
     ({"grad_accum": 6, "accum_multiple": 4}, "choose --grad-accum 8"),
     ({"dp_size": 2**20, "grad_accum": 2**20}, "lower one of them"),
     ({"lr_base": 3}, "without --lr-scaling"),
@@ -38,6 +42,7 @@ REFUSED = [
     ({"lr_scaling": "linear", "lr_base": float("nan")}, "--lr-base nan"),
     ({"sample_ids": []}, "names no sample"),
     ({"sample_ids": [-1, 2]}, "holds -1"),
+    ({"sample_ids": np.array([3, 2**63 + 5], np.uint64)}, "holds 9223372036854775813"),
     ({"sample_ids": [0.5]}, "must hold integers"),
     ({"max_tokens": {"source": 9, "target": 9}, "layout": "packed"}, "choose --layout padded"),
     ({"max_tokens": {"source": 9, "target": 9}, "too_long": "split"}, "choose --too-long drop"),
