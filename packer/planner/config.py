@@ -2,7 +2,7 @@
 
 import hashlib
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from copy import copy
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal, get_args
@@ -263,6 +263,8 @@ def _sample_ids(sample_ids: Any, *, keep_order: bool) -> NDArray[np.int64] | Non
     """Return the samples to keep, sorted unless their order counts."""
     if sample_ids is None:
         return None
+    if not isinstance(sample_ids, Iterable):
+        raise ConfigError(f"--sample-ids {sample_ids} must be a list of integers, one a sample")
     given = sample_ids if isinstance(sample_ids, np.ndarray) else np.asarray(list(sample_ids))
     if given.size == 0:
         raise ConfigError("--sample-ids names no sample; leave the option out to keep them all")
@@ -303,6 +305,8 @@ def _check_ranges(config: PlanConfig) -> None:
             isinstance(value, int | float | np.number) and value > 0 and math.isfinite(value)
         ):
             raise ConfigError(f"{_flag(name)} {value} is not a number above 0")
+        if isinstance(value, np.number):
+            config._set(name, value.item())
     for name in ("same_num_samples", "same_seqlen", "drop_untrainable"):
         if not isinstance(getattr(config, name), bool):
             raise ConfigError(f"{_flag(name)} is on or off, not {getattr(config, name)}")
@@ -391,9 +395,9 @@ def _check_fixed_row_of_real_tokens(config: PlanConfig) -> None:
         return
     if config.budgets["seqlen"] < config.fixed_seqlen:
         raise ConfigError(
-            f"--max-tokens {config.max_tokens} counts the tokens of the samples (--count real), --fixed-seqlen "
-            f"{config.fixed_seqlen} also what --pad-segments-to {config.pad_segments_to} adds to them; choose "
-            f"--max-tokens {config.fixed_seqlen}, what a row of that length can hold"
+            f"--max-tokens {config.max_tokens} counts the tokens of the samples (--count real), "
+            f"--fixed-seqlen {config.fixed_seqlen} also what --pad-segments-to {config.pad_segments_to} adds "
+            f"to them; choose --max-tokens {config.fixed_seqlen}, what a row of that length can hold"
         )
 
 

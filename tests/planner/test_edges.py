@@ -232,7 +232,7 @@ def test_num_shapes_are_chosen_over_all_epochs():
 
 
 def test_lengths_that_are_none():
-    for wrong in ([1.5], [[1]], ["a"], np.array([True])):
+    for wrong in ([1.5], [[1]], [[1, 2], [3]], ["a"], np.array([True])):
         with pytest.raises(MetricsError, match="one integer a sample"):
             make_plan(wrong, PlanConfig(max_tokens=9))
     with pytest.raises(MetricsError, match="sample 1 has seqlen -4"):

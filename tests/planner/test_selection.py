@@ -92,7 +92,7 @@ def test_a_fixed_length_over_a_budget_of_real_tokens_holds_what_the_budget_does(
     assert (planned(alone), alone.header["max_seqlen"]) == ([0], 8)
     together = make_plan([11, 1], PlanConfig(max_tokens=12, min_samples=2, **fixed))
     assert sorted(planned(together)) == [0, 1]
-    with pytest.raises(SampleTooLongError, match="over the limit of 10 .*--min-samples 2 with the shortest"):
+    with pytest.raises(SampleTooLongError, match=r"over the limit of 10 .*--min-samples 2 with the shortest"):
         make_plan([11, 2], PlanConfig(max_tokens=12, min_samples=2, **fixed))
 
 
