@@ -18,7 +18,7 @@ def row_room(config: PlanConfig) -> tuple[int, int]:
         return budget, 1
     if config.count == "padded":
         budget = budget // config.padded_multiple * config.padded_multiple
-    # a fixed T bounds the padded samples; their real tokens are within the budget all the more
+    # a fixed T bounds the padded samples; a real budget is no less than T where padding widens them
     return min(budget, config.fixed_seqlen or budget), config.pad_segments_to
 
 
@@ -63,19 +63,20 @@ def longest_alone(config: PlanConfig, metric: str = "seqlen", company: Company =
         return min((room - company.room) // multiple * multiple, math.isqrt(max(squares, 0)))
     multiple, num_rows = config.padded_multiple, company.num_samples + 1
     longest = math.isqrt(attention // num_rows) // multiple * multiple
-    if config.count == "real":
-        longest = min(longest, budget - company.tokens)
-    else:
+    if config.count == "padded":
         longest = min(longest, budget // num_rows // multiple * multiple)
+    # a fixed S is held to what bounds the tensor; real tokens bound the sample in it
     if config.fixed_seqlen is not None and metric == "seqlen":
         longest = config.fixed_seqlen if longest >= config.fixed_seqlen else 0
-        if config.count == "real":
-            longest = min(longest, budget - company.tokens)
+    if config.count == "real":
+        longest = min(longest, budget - company.tokens)
     return longest
 
 
 def longest_sample(config: PlanConfig, metric: str = "seqlen", company: Company = ALONE) -> int:
     """Return the longest sample that is not too long; below 1 where not a single token fits."""
+    # nothing bounds what companions are padded to in a length without a budget
+    company = company if metric in config.budgets else ALONE
     longest = min(longest_alone(config, metric, company), MAX_SEQLEN)
     if metric == "seqlen" and config.max_seqlen is not None:
         longest = min(longest, config.max_seqlen)

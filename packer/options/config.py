@@ -2,7 +2,7 @@
 
 import hashlib
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from copy import copy
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal, get_args
@@ -263,15 +263,20 @@ def _sample_ids(sample_ids: Any, *, keep_order: bool) -> NDArray[np.int64] | Non
     """Return the samples to keep, sorted unless their order counts."""
     if sample_ids is None:
         return None
+    if not isinstance(sample_ids, Iterable):
+        raise ConfigError(f"--sample-ids {sample_ids} must be a list of integers, one a sample")
     given = sample_ids if isinstance(sample_ids, np.ndarray) else np.asarray(list(sample_ids))
     if given.size == 0:
         raise ConfigError("--sample-ids names no sample; leave the option out to keep them all")
     if given.ndim != 1 or given.dtype.kind not in "iu":
         raise ConfigError("--sample-ids must hold integers, one a sample")
+    least, most = int(given.min()), int(given.max())
+    if least < 0 or most >= 2**63:
+        raise ConfigError(
+            f"--sample-ids holds {least if least < 0 else most}; ids count from 0, and end below 2^63"
+        )
     given = given.astype(np.int64)
     ids = np.sort(given)
-    if ids[0] < 0:
-        raise ConfigError(f"--sample-ids holds {ids[0]}; ids count from 0")
     repeated = np.flatnonzero(ids[1:] == ids[:-1])
     if len(repeated):
         raise ConfigError(
@@ -300,6 +305,8 @@ def _check_ranges(config: PlanConfig) -> None:
             isinstance(value, int | float | np.number) and value > 0 and math.isfinite(value)
         ):
             raise ConfigError(f"{_flag(name)} {value} is not a number above 0")
+        if isinstance(value, np.number):
+            config._set(name, value.item())
     for name in ("same_num_samples", "same_seqlen", "drop_untrainable"):
         if not isinstance(getattr(config, name), bool):
             raise ConfigError(f"{_flag(name)} is on or off, not {getattr(config, name)}")
@@ -364,7 +371,10 @@ def _check_shapes(config: PlanConfig) -> None:
                 f"--fixed-seqlen {config.fixed_seqlen} is not a multiple of {multiple}, which --sp-size and "
                 f"--pad-multiple ask for; choose {-(-config.fixed_seqlen // multiple) * multiple}"
             )
-    if config.count == "real" or not isinstance(config.max_tokens, int):
+    if not isinstance(config.max_tokens, int):
+        return
+    if config.count == "real":
+        _check_fixed_row_of_real_tokens(config)
         return
     least = config.fixed_seqlen or multiple
     if config.layout == "padded":
@@ -376,6 +386,18 @@ def _check_shapes(config: PlanConfig) -> None:
             f"--max-tokens {config.max_tokens} holds no micro-batch: the smallest takes {least} tokens after "
             "rounding; raise --max-tokens, or lower --min-samples, --fixed-seqlen, --pad-multiple, "
             "--pad-segments-to or --sp-size"
+        )
+
+
+def _check_fixed_row_of_real_tokens(config: PlanConfig) -> None:
+    """Refuse a row with two bounds that count differently; from T on, the one follows from the other."""
+    if config.layout == "padded" or config.fixed_seqlen is None or config.pad_segments_to == 1:
+        return
+    if config.budgets["seqlen"] < config.fixed_seqlen:
+        raise ConfigError(
+            f"--max-tokens {config.max_tokens} counts the tokens of the samples (--count real), "
+            f"--fixed-seqlen {config.fixed_seqlen} also what --pad-segments-to {config.pad_segments_to} adds "
+            f"to them; choose --max-tokens {config.fixed_seqlen}, what a row of that length can hold"
         )
 
 

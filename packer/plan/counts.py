@@ -58,7 +58,7 @@ class ShapeTable:
         ]
 
 
-def time_lost(costs: NDArray[np.int64], dp_size: int, grad_accum: int) -> tuple[float, float]:
+def time_lost(costs: NDArray[np.int64 | np.float64], dp_size: int, grad_accum: int) -> tuple[float, float]:
     """Return how much longer the ranks take than if the work were spread evenly over them.
 
     Args:
@@ -70,6 +70,8 @@ def time_lost(costs: NDArray[np.int64], dp_size: int, grad_accum: int) -> tuple[
         Where ranks wait for each other in every slot, as FSDP's do: Σ slot maxima · D / Σ cost − 1; and where
         they wait once a step, as DDP's without synchronisation in between: the same with sums over a step.
     """
+    if int(costs.max(initial=0)) * len(costs) >= 2**63:
+        costs = costs.astype(np.float64)  # squares of lengths may sum up to more than 64 bits hold
     total = int(costs.sum())
     if dp_size == 1 or total == 0:
         return 0.0, 0.0

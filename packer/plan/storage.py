@@ -1,5 +1,6 @@
 """The files of a plan as they are read: mapped from a folder, or buffers in memory; checked before use."""
 
+import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -34,7 +35,7 @@ class FolderFiles:
         """Map one file; the mapping lives as long as the buffer, whatever becomes of the name."""
         path = self.root / name
         try:
-            with pa.memory_map(str(path)) as source:
+            with pa.memory_map(os.fsencode(path)) as source:  # a name need not be UTF-8
                 return source.read_buffer()
         except FileNotFoundError:
             raise PlanError(f"{path} is missing; restore the plan or plan again") from None

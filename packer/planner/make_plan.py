@@ -137,7 +137,12 @@ def _admissions(
 
 def _integers(name: str, values: ArrayLike, num_samples: int | None) -> NDArray[Any]:
     """Return ``values`` as one integer a sample, memory maps as they are."""
-    array = np.asarray(values)
+    try:
+        array = np.asarray(values)
+    except ValueError:  # lists of several lengths
+        raise MetricsError(
+            f"{name} must be one integer a sample, not a list of each; give the lengths of the lists"
+        ) from None
     if array.size == 0 and array.ndim == 1:
         array = array.astype(np.int64)
     if array.ndim != 1 or array.dtype.kind not in "iu":

@@ -15,6 +15,9 @@ def longest_sample(config: Mapping[str, Any], metric: str | None = None, *, comp
         metric: which of several budgets is meant.
         company: samples of the micro-batch, all padded to the longest (padded layout, padding counted).
     """
+    budget = config["max_tokens"]
+    if isinstance(budget, dict) and metric not in budget:
+        company = 1  # nothing bounds what its companions are padded to
     longest = _longest_alone(config, _budget(config, metric), company)
     most = config.get("max_seqlen") if metric in (None, "seqlen") else None
     return longest if most is None else min(longest, most)

@@ -3,6 +3,7 @@
 import json
 import pickle
 import shutil
+import sys
 from dataclasses import replace
 
 import pytest
@@ -67,6 +68,12 @@ def test_a_header_that_is_only_spelled_otherwise_is_read(folder):
     path = folder / "plan.json"
     path.write_text(json.dumps(json.loads(path.read_text()), sort_keys=True, separators=(",", ":")))
     assert load_plan(folder).num_epochs == 2
+
+
+@pytest.mark.skipif(sys.platform == "darwin", reason="file names are UTF-8 there")
+def test_a_folder_whose_name_is_not_utf_8_is_read(tmp_path):
+    plan, _ = plans.whole_plan()
+    assert plan.save(tmp_path / "plan-\udcff").fingerprint == load_plan(tmp_path / "plan-\udcff").fingerprint
 
 
 @pytest.mark.parametrize("name", FILES)

@@ -30,6 +30,10 @@ REFUSED = [
     ({"fixed_seqlen": 2000}, "holds no micro-batch"),
     ({"min_samples": 600, "pad_multiple": 2}, "holds no micro-batch"),
     ({"layout": "packed", "pad_segments_to": 600, "min_samples": 2}, "holds no micro-batch"),
+    (
+        {"layout": "packed", "count": "real", "pad_segments_to": 3, "fixed_seqlen": 1200},
+        "choose --max-tokens 1200",
+    ),
     ({"grad_accum": 6, "accum_multiple": 4}, "choose --grad-accum 8"),
     ({"dp_size": 2**20, "grad_accum": 2**20}, "lower one of them"),
     ({"lr_base": 3}, "without --lr-scaling"),
@@ -38,7 +42,9 @@ REFUSED = [
     ({"lr_scaling": "linear", "lr_base": float("nan")}, "--lr-base nan"),
     ({"sample_ids": []}, "names no sample"),
     ({"sample_ids": [-1, 2]}, "holds -1"),
+    ({"sample_ids": np.array([3, 2**63 + 5], np.uint64)}, "holds 9223372036854775813"),
     ({"sample_ids": [0.5]}, "must hold integers"),
+    ({"sample_ids": 7}, "--sample-ids 7 must be a list of integers"),
     ({"max_tokens": {"source": 9, "target": 9}, "layout": "packed"}, "choose --layout padded"),
     ({"max_tokens": {"source": 9, "target": 9}, "too_long": "split"}, "choose --too-long drop"),
     ({"max_tokens": {"source": 9, "target": 9}, "fixed_seqlen": 9}, "give one --max-tokens"),
@@ -77,6 +83,11 @@ def test_to_json_is_plain_and_tells_sample_ids_by_hash():
     assert entries["sample_ids"]["count"] == 2
     assert entries["sample_ids"] != PlanConfig(max_tokens=5, sample_ids=[4, 3]).to_json()["sample_ids"]
     assert entries["packing"] == "windowed"
+
+
+def test_factors_given_as_numpy_numbers_are_plain_in_json():
+    config = PlanConfig(max_tokens=9, lr_scaling="sqrt", lr_base=np.int64(7), lr_max_scale=np.float32(1.5))
+    assert json.dumps([config.to_json()[name] for name in ("lr_base", "lr_max_scale")]) == "[7, 1.5]"
 
 
 def test_one_budget_on_seqlen_is_a_number():

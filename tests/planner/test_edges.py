@@ -9,6 +9,7 @@ from packer.analyzer import analyze
 from packer.errors import ConfigError, EmptyPlanError, MetricsError, PlanError, SampleTooLongError
 from packer.kernels import counting, rng, windows
 from packer.metrics import open_metrics
+from packer.plan import verify_plan
 from packer.plan.epoch import DROP_REASONS
 from packer.planner import PlanConfig, make_plan
 from packer.planner.choose.limits import limits_for
@@ -231,8 +232,25 @@ def test_num_shapes_are_chosen_over_all_epochs():
         assert len({row.padded_seqlen for epoch in range(3) for row in rows(plan, epoch)}) <= 3
 
 
+@pytest.mark.parametrize("min_samples", [1, 2])
+@pytest.mark.parametrize("values", [[0] * 4, [0, 0, 3, 9]])
+def test_a_budget_on_another_metric_alone_that_may_be_0(values, min_samples):
+    config = PlanConfig(max_tokens={"images": 9}, min_samples=min_samples, too_long="drop")
+    plan = make_plan([1, 2, 3, 4], config, metrics={"images": values})
+    verify_plan(plan)
+    fits = range(3) if max(values) * min_samples > 9 else range(4)
+    assert samples(plan) == list(fits)
+
+
+def test_costs_whose_sum_outgrows_64_bits_are_compared_as_they_are():
+    """Two steps of a long sample beside one of half its length, a quarter of its cost: 2 / (1 + 1/4) − 1."""
+    lengths = [2**31 - 1, 2**31 - 1, 2**30, 2**30]
+    plan = make_plan(lengths, PlanConfig(max_tokens=2**31 - 1, dp_size=2, balance="flops"))
+    assert plan.header["epochs"][0]["rank_imbalance"] == pytest.approx(0.6, abs=1e-4)
+
+
 def test_lengths_that_are_none():
-    for wrong in ([1.5], [[1]], ["a"], np.array([True])):
+    for wrong in ([1.5], [[1]], [[1, 2], [3]], ["a"], np.array([True])):
         with pytest.raises(MetricsError, match="one integer a sample"):
             make_plan(wrong, PlanConfig(max_tokens=9))
     with pytest.raises(MetricsError, match="sample 1 has seqlen -4"):

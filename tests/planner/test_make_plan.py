@@ -38,6 +38,8 @@ def test_a_target_is_refused_before_the_metrics_are_looked_at(tmp_path):
         ({"max_tokens": 99, "fixed_seqlen": 30}, "30 (--fixed-seqlen 30)"),
         ({"max_tokens": 99, "max_attention": 401}, "20 (--max-attention 401)"),
         ({"max_tokens": 100, "max_attention": 401, "max_seqlen": 7}, "7 (--max-seqlen 7)"),
+        ({"max_tokens": 99, "max_attention": 1}, "1 (--max-attention 1)"),
+        ({"max_tokens": 99, "fixed_seqlen": 1}, "1 (--fixed-seqlen 1)"),
         ({"max_tokens": 35, "sp_size": 16}, "32 (--max-tokens 35, --sp-size 16)"),
         ({"max_tokens": 20, "max_attention": 400}, "20 (--max-tokens 20, --max-attention 400)"),
         ({"max_tokens": {"seqlen": 30, "other": 99}}, "30 (--max-tokens 30)"),

@@ -85,6 +85,17 @@ def test_the_company_of_a_sample_is_the_shortest_of_the_others():
         make_plan([8, 1, 2], PlanConfig(**options))
 
 
+def test_a_fixed_length_over_a_budget_of_real_tokens_holds_what_the_budget_does():
+    """S is 12 whatever the samples are; only their own tokens are held to the budget."""
+    fixed = {"count": "real", "fixed_seqlen": 12}
+    alone = make_plan([8, 9], PlanConfig(max_tokens=8, too_long="drop", **fixed))
+    assert (planned(alone), alone.header["max_seqlen"]) == ([0], 8)
+    together = make_plan([11, 1], PlanConfig(max_tokens=12, min_samples=2, **fixed))
+    assert sorted(planned(together)) == [0, 1]
+    with pytest.raises(SampleTooLongError, match=r"over the limit of 10 .*--min-samples 2 with the shortest"):
+        make_plan([11, 2], PlanConfig(max_tokens=12, min_samples=2, **fixed))
+
+
 def test_lengths_beyond_all_bounds_are_refused_before_anything_is_made():
     with pytest.raises(MetricsError, match=r"over 2\^62"):
         make_plan(np.array([2**62, 2**62, 2**62]), PlanConfig(max_tokens=9, too_long="truncate"))

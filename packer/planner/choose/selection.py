@@ -181,7 +181,7 @@ def _bounds(config: PlanConfig, metric: str, longest: int, companies: Mapping[st
         "pad_segments_to": 1,
     }
     given = {name: getattr(config, name) for name in without} | {"max_tokens": budget}
-    bounds = [name for name, value in given.items() if name == "max_tokens" or value not in (None, 1)]
+    bounds = [name for name, value in given.items() if name == "max_tokens" or value != without[name]]
     biting = [
         name
         for name in bounds

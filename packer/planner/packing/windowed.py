@@ -54,7 +54,7 @@ def _pack_windows(
     """Pack every window; the micro-batches come window by window."""
     entries = shuffled_entries(lengths[0], key)
     edges = window_edges(lengths, limits, window, width)
-    bits = int(lengths.max()).bit_length()
+    bits = max(1, int(lengths.max()).bit_length())  # a metric other than seqlen may be 0 everywhere
     budget = int(limits.budgets[0])
     owned = np.empty(0, np.int64) if owners is None else _counted(owners)
 
