@@ -15,6 +15,7 @@ import argparse
 from pathlib import Path
 
 import packer
+from packer.report import summarize, summary_lines
 
 DATA = Path(__file__).parent / "data"
 EVALUATE_EVERY = 10
@@ -62,7 +63,9 @@ def prepare(arguments: argparse.Namespace) -> None:
         too_long="drop",
         sample_ids=[row for row in range(metrics.num_samples) if row not in held_out],
     )
-    print(packer.make_plan(metrics, training, out=arguments.out / "plan", overwrite=True))
+    plan = packer.make_plan(metrics, training, out=arguments.out / "plan", overwrite=True)
+    # Chats that are too long are dropped: the lines say how many.
+    print(plan, *summary_lines(summarize(plan)), sep="\n")
     # Every chat that is held out comes once, so nothing is dropped to fill a step.
     evaluation = packer.PlanConfig(**shape, remainder="keep", too_long="drop", sample_ids=held_out)
     print(packer.make_plan(metrics, evaluation, out=arguments.out / "eval-plan", overwrite=True))

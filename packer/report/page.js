@@ -334,7 +334,7 @@ function render() {
   pair = make("div", { class: "pair" });
   main.append(pair);
   along(section(pair, "Samples per step"), "Samples per step along the steps", survey.samples, short, true, 1, amount);
-  const mix = section(pair, "Mean length of a step's samples", "A step is worth most where it differs from the others no more than a step of random samples would.");
+  const mix = section(pair, "Mean length of a step's samples", "A mean that leaves the band tells of steps that are biased in length; the design effect compares all lengths, not their mean alone.");
   along(mix, "Mean length of each step's samples along the steps", survey.mean_length, short, true, 1, amount, survey.random_length);
   legend(mix, [["var(--real)", "this plan, mean and range"], ["var(--padding)", "19 of 20 random steps"]]);
   if (summary.lr_scaling !== "none") along(section(main, "Learning-rate factor"), "Learning-rate factor along the steps", survey.lr_scale, factor, false, 1);
