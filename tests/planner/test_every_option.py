@@ -75,7 +75,7 @@ options = st.fixed_dictionaries(
         "order": st.sampled_from([None, None, None, "sequential", "seqlen"]),
         "seed": st.integers(0, 3),
         "epochs": st.sampled_from([None, None, 2, 3]),
-        "packing": st.sampled_from([None, None, None, "windowed", "next-fit", "best-fit"]),
+        "packing": st.sampled_from([None, None, "windowed", "mixed", "next-fit", "best-fit"]),
         "window": sometimes(1, 2, 5),
         "dp_size": st.sampled_from([None, 1, 2, 3]),
         "grad_accum": sometimes(2, 3),
@@ -94,7 +94,7 @@ options = st.fixed_dictionaries(
         "too_long": st.sampled_from(["error", "drop", "truncate", "split"]),
         "filter_min": maybe([2, 5], odds=8),
         "filter_max": maybe([MOST // 2], odds=8),
-        "sample_ids": maybe([[0], [0, 1, 2, 5, 9]], odds=10),
+        "sample_ids": maybe([[0], [0, 1, 2, 5, 9]], odds=6),
         "remainder": st.sampled_from(["drop", "keep", "fill"]),
         "balance": st.sampled_from([None, "tokens", "flops"]),
         "hidden_size": sometimes(8),
@@ -104,8 +104,19 @@ options = st.fixed_dictionaries(
         "lr_base": maybe([3.5, 100], odds=6),
         "lr_max_scale": maybe([1.2], odds=6),
         "curriculum": maybe(_CURRICULA, odds=6),
+        "step_tokens": maybe([20, 200], odds=4),
+        "drop_untrainable": sometimes(True),
     }
-).map(lambda drawn: {name: value for name, value in drawn.items() if value is not None})
+).map(lambda drawn: {name: value for name, value in _meaningful(drawn).items() if value is not None})
+
+
+def _meaningful(drawn):
+    """Leave out what an option refuses beside it: else few plans would be made with it."""
+    if drawn["step_tokens"] is not None:
+        drawn = drawn | {"grad_accum": None}
+    if drawn["packing"] in ("mixed", "best-fit"):
+        return drawn | {"layout": "packed", "order": None, "same_num_samples": None}
+    return drawn
 
 
 def without_what_is_refused(drawn):
@@ -125,7 +136,7 @@ def without_what_is_refused(drawn):
 planned = set()
 
 
-@settings(max_examples=200)
+@settings(max_examples=300)
 @given(lengths(), options, st.booleans())
 def test_every_invariant_holds(seqlens, drawn, has_labels):
     config = without_what_is_refused(drawn)
@@ -160,6 +171,9 @@ def test_every_option_was_planned_with():
         "windowed",
         "next-fit",
         "best-fit",
+        "mixed",
+        "step_tokens",
+        "drop_untrainable",
         "curriculum",
         "num_shapes",
         "max_attention",
