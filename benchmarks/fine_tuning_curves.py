@@ -196,6 +196,9 @@ def compare(
         start = time.perf_counter()
         trainer.train()
         seconds = time.perf_counter() - start
+        # The Trainer leaves 16-bit arithmetic in the forward of its model; a fresh one computes in 32.
+        learnt = make_model(setting, seed)
+        learnt.load_state_dict(model.state_dict())
         runs.append(
             {
                 "trainer": name,
@@ -203,7 +206,7 @@ def compare(
                 "parameters": model.num_parameters(),
                 "grad_accum": trainer.args.gradient_accumulation_steps,
                 **curve(trainer),
-                "held_out_loss": held_out_loss(model, held_out),
+                "held_out_loss": held_out_loss(learnt.to(trainer.args.device), held_out),
                 "seconds": seconds,
             }
         )
