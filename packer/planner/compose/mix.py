@@ -64,8 +64,12 @@ def design_effect(
     num_steps = (len(offsets) - 1) // step_size
     fillers = is_filler if is_filler.any() else _NO_FILLERS
     lengths, counts = histogram(seqlens)
-    for row in np.flatnonzero(is_filler):
-        np.subtract.at(counts, np.searchsorted(lengths, seqlens[offsets[row] : offsets[row + 1]]), 1)
+    if len(fillers):
+        # they are in the last step
+        sizes = np.diff(offsets[-step_size - 1 :])
+        filling = seqlens[offsets[-step_size - 1] :][np.repeat(is_filler[-step_size:], sizes)]
+        distinct, copies = np.unique(filling, return_counts=True)
+        counts[np.searchsorted(lengths, distinct)] -= copies
     bounds, _ = kernels.length_classes(lengths[counts > 0], counts[counts > 0])
     num_classes = len(bounds)
     edges = chunk_edges(num_steps, min_chunk=1 << 10)
