@@ -72,7 +72,7 @@ def _check_identity(plan: Plan, source: Source) -> None:
             f"the source has {source.num_rows} rows, the plan is of {plan.num_samples}; name the files that "
             "were analyzed, or analyze and plan again"
         )
-    planned = plan.header["sources"]
+    planned = plan.sources[0].files
     if not planned:  # metrics without manifest: there is only the number of rows to go by
         return
     found = source.identity()
@@ -89,7 +89,7 @@ def _check_identity(plan: Plan, source: Source) -> None:
 
 
 def _definition(plan: Plan, metrics: Metrics | None, tokenizer: str | None) -> LengthDefinition:
-    content = dict(plan.header["definition"] or {}) | (metrics.definition if metrics else {})
+    content = dict(plan.definition) | (metrics.definition if metrics else {})
     if not content or content.get("kind") == "dataset":
         raise ConfigError(
             "the plan does not say what the length of a sample is (its metrics have no manifest, or come "

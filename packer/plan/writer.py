@@ -3,7 +3,6 @@
 import json
 import os
 from collections.abc import Callable, Iterable
-from dataclasses import asdict
 from typing import Any
 
 import numpy as np
@@ -85,14 +84,6 @@ def _write_files(
     return header
 
 
-def _portable(facts: PlanFacts) -> dict[str, Any]:
-    """Return the facts without the place of the tokenizer, which is another on another machine."""
-    entries = asdict(facts)
-    if facts.definition is not None:
-        entries["definition"] = {key: value for key, value in facts.definition.items() if key != "tokenizer"}
-    return entries
-
-
 def _readable(value: Any, depth: int = 0) -> str:
     """Return JSON with one line an entry in the outer objects, and one line an object inside."""
     inner = "\n" + "  " * (depth + 1)
@@ -141,7 +132,7 @@ def _write_tables(
         "format": schema.FORMAT,
         "version": schema.VERSION,
         "packer": __version__,
-        **_portable(facts),
+        **facts.to_json(),
         "num_epochs": len(counts),
         "shapes": shapes.as_json(),
         "dropped": drop_counts(dropped),

@@ -14,6 +14,7 @@ from packer.options.config import PlanConfig
 from packer.plan import schema
 from packer.plan.facts import PlanFacts
 from packer.plan.reader import Plan
+from packer.plan.sources import PlanSource
 from packer.plan.writer import plan_in_memory, write_plan
 from packer.planner.choose.pieces import Pieces, choose_pieces
 from packer.planner.epochs import EpochPlanner
@@ -99,12 +100,16 @@ def make_plan(
     lr_base, epochs = planner.plan_epochs()
     facts = PlanFacts(
         config=config.to_json(),
-        num_samples=len(lengths),
-        num_tokens=_total(lengths),
+        sources=[
+            PlanSource(
+                num_samples=len(lengths),
+                num_tokens=_total(lengths),
+                fingerprint=measured.fingerprint if measured else None,
+                definition=measured.definition if measured else None,
+                files=measured.sources if measured else None,
+            )
+        ],
         max_seqlen=limit,
-        metrics_fingerprint=measured.fingerprint if measured else None,
-        sources=measured.sources if measured else None,
-        definition=measured.definition if measured else None,
         lr_base=lr_base,
         loss_tokens=_loss_definition(loss is not None, pieces.starts is not None),
     )

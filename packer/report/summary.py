@@ -281,7 +281,7 @@ def _order_is_given(plan: Plan) -> bool:
 def _length_metric(plan: Plan) -> str:
     """Return the name of the metric that the plan's lengths are of."""
     budget = plan.config["max_tokens"]
-    measured = (plan.header["definition"] or {}).get("columns", {})
+    measured = plan.definition.get("columns", {})
     names = {*measured, *budget} if isinstance(budget, dict) else {"seqlen"}
     return main_metric(plan, names)
 
@@ -292,7 +292,7 @@ def _mean(values: list[float]) -> float:
 
 def _notes(plan: Plan, lr_scale: Distribution | None, tokens: Distribution | None) -> Iterator[str]:
     """Yield what a person should know."""
-    if plan.header["metrics_fingerprint"] is not None and not plan.header["sources"]:
+    if any(source.fingerprint is not None and not source.files for source in plan.sources):
         yield (
             "the metrics have no manifest (another tool made them): nothing tells whether a data set is the "
             "one that they, and this plan, were made of"

@@ -291,7 +291,7 @@ def test_a_plan_of_a_metrics_directory_takes_all_that_the_directory_knows(tmp_pa
     metrics = open_metrics(tmp_path / "metrics")
     plan = make_plan(metrics, PlanConfig(max_tokens=16), out=tmp_path / "plan")
     assert plan.header["metrics_fingerprint"] == metrics.fingerprint
-    assert plan.header["sources"] == metrics.sources
+    assert plan.sources[0].files == metrics.sources
     assert plan.header["loss_tokens"] == "labels"
     epoch = plan.epoch(0)
     assert sum(epoch.step(index).num_loss_tokens or 0 for index in range(epoch.num_steps)) == 4

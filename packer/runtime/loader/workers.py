@@ -190,7 +190,7 @@ class _Iteration(_MultiProcessingDataLoaderIter):
 class _Done:
     """What tells the workers to end, for the one process that says so.
 
-    The event has a lock in shared memory that a worker takes to look at it, and dies with if killed just then.
+    The event has a lock in shared memory that a worker takes to look at it, and dies with if killed then.
     So nobody here waits for that lock: what this process said it knows by itself, and to say it takes an own
     thread, which is not waited for for long. Workers that did not hear of it are terminated by torch.
     """
