@@ -11,8 +11,9 @@ def test_they_are_those_that_are_written_down():
     written, now = WRITTEN.read_text(encoding="utf-8").splitlines(), public_names.lines()
     gone, new = sorted(set(written) - set(now)), sorted(set(now) - set(written))
     assert (gone, new) == ([], []), (
-        "what others rely on has changed. If it is meant: say so in CHANGELOG.md, keep what goes for one minor "
-        "version with a DeprecationWarning, and run `python -m tests.public_names > tests/public_names.txt`"
+        "what others rely on has changed. If it is meant: say so in CHANGELOG.md, keep what goes for one "
+        "minor version with a DeprecationWarning, and run "
+        "`python -m tests.public_names > tests/public_names.txt`"
     )
     assert written == now
 
