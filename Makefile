@@ -4,7 +4,7 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip --disable-pip-version-check --quiet
 
-.PHONY: help demo test test-all test-oldest release lint format docs clean
+.PHONY: help demo test test-all test-oldest release lint format docs docs-versions clean
 
 help:  ## List the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -40,6 +40,9 @@ release: $(VENV)/frameworks.done  ## Build the wheel and the sdist into dist/, a
 
 docs: $(VENV)/docs.done  ## Build the documentation into site/; a broken link fails
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
+
+docs-versions: $(VENV)/docs.done  ## Publish the documentation of VERSION on the branch that the site is served from
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mike deploy --push --update-aliases $(VERSION) latest
 
 clean:  ## Remove the environment and every cache
 	rm -rf $(VENV) $(VENV)-oldest build dist site *.egg-info demo-output .mypy_cache .ruff_cache .pytest_cache .hypothesis

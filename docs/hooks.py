@@ -28,6 +28,8 @@ def _report() -> str:
             text_column="text",
             tokenizer=DATA / "tokenizer.json",
         )
-        config = packer.PlanConfig(max_tokens=8192, dp_size=4, grad_accum=2, epochs=3, lr_scaling="sqrt")
-        packer.make_plan(folder / "metrics", config, out=folder / "plan")
+        options = packer.PlanConfig(
+            max_tokens=8192, layout="packed", dp_size=4, balance="flops", epochs=3, lr_scaling="sqrt"
+        )
+        packer.make_plan(folder / "metrics", options, out=folder / "plan")
         return html_page(load_plan(folder / "plan"))
