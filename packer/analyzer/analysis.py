@@ -166,6 +166,7 @@ def analyze(
                 further=further,
                 curriculum_files=curriculum_files,
                 tokens=tokens,
+                blocks=partial(work.blocks, journal),
             )
         if tokens is not None:
             tokens.publish()

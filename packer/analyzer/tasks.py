@@ -46,6 +46,8 @@ class UnitLengths:
     """(tokens,) the ids of all rows end to end, where they are to be written."""
     skipped: NDArray[np.integer] = field(default_factory=_no_rows)
     """(skipped rows,) rows that could not be read, ascending; neither null nor empty."""
+    num_bytes: int = 0
+    """What the columns that were read take in memory."""
 
     @property
     def num_rows(self) -> int:
@@ -61,10 +63,12 @@ class UnitLengths:
     @staticmethod
     def pack(batches: Sequence["UnitLengths"]) -> bytes:
         """Return the payload of a unit, given the lengths of its batches."""
-        counts = np.array([[batch.num_nulls, batch.num_empties] for batch in batches], np.int64)
+        counts = np.array(
+            [[batch.num_nulls, batch.num_empties, batch.num_bytes] for batch in batches], np.int64
+        )
         names = batches[0].values if batches else ()
         arrays = {name: _narrowed_lengths([batch.values[name] for batch in batches]) for name in names}
-        arrays[_COUNTS] = [counts.reshape(-1, 2).sum(axis=0)]
+        arrays[_COUNTS] = [counts.reshape(-1, 3).sum(axis=0)]
         arrays[_SKIPPED] = [batch.skipped for batch in batches] or [_no_rows()]
         token_ids = [batch.token_ids for batch in batches if batch.token_ids is not None]
         return pack_arrays(arrays | {_TOKEN_IDS: token_ids} if token_ids else arrays)
@@ -73,9 +77,9 @@ class UnitLengths:
     def unpack(cls, payload: memoryview) -> "UnitLengths":
         """Read a payload; the arrays are views of it."""
         values = unpack_arrays(payload)
-        num_nulls, num_empties = values.pop(_COUNTS).tolist()
+        num_nulls, num_empties, num_bytes = values.pop(_COUNTS).tolist()
         skipped = values.pop(_SKIPPED)
-        return cls(values, num_nulls, num_empties, values.pop(_TOKEN_IDS, None), skipped)
+        return cls(values, num_nulls, num_empties, values.pop(_TOKEN_IDS, None), skipped, num_bytes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,13 +115,14 @@ class MeasureUnit:
         wants_ids = self.token_dtype is not None or any(metric.needs.token_ids for metric in self.metrics)
         encoded = encode(batch, self.definition) if wants_ids else None
         lengths, num_nulls, num_empties = measure(batch, self.definition, encoded)
+        num_bytes = batch.nbytes
         if encoded is not None:
             batch = _with_token_ids(batch, encoded)
         further = {metric.name: metric(batch, self.vocabulary) for metric in self.metrics}
         kept = (
             None if encoded is None or self.token_dtype is None else _narrowed(encoded.ids, self.token_dtype)
         )
-        return UnitLengths(lengths | further, num_nulls, num_empties, kept)
+        return UnitLengths(lengths | further, num_nulls, num_empties, kept, num_bytes=num_bytes)
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from packer.analyzer.sample_metrics import SampleMetric
 from packer.analyzer.tasks import UnitLengths
 from packer.analyzer.token_files import TokenFiles
 from packer.errors import SourceError
-from packer.metrics import MAX_SKIPPED_SAMPLES, FileDigest, Manifest
+from packer.metrics import MAX_SKIPPED_SAMPLES, Blocks, BlockSummary, FileDigest, Manifest, write_blocks
 
 Units = Callable[[], Iterable[UnitLengths]]
 """Gives the lengths of all samples in order, a unit at a time; may be called again."""
@@ -29,8 +29,9 @@ def write_metrics(
     further: Sequence[SampleMetric] = (),
     curriculum_files: bool = False,
     tokens: TokenFiles | None = None,
+    blocks: Callable[[], Blocks] | None = None,
 ) -> Manifest:
-    """Write every metric's files and the token files, then the manifest.
+    """Write every metric's files, the blocks and the token files, then the manifest.
 
     Args:
         folder: the directory to fill.
@@ -40,6 +41,7 @@ def write_metrics(
         further: metrics beyond the definition's.
         curriculum_files: write the index files of DeepSpeed's curriculum, too.
         tokens: the token files to write, still without their final names.
+        blocks: gives how the samples lie in files, where that is known.
 
     Raises:
         SourceError: there is not one sample.
@@ -64,6 +66,15 @@ def write_metrics(
         files |= merged[name].files
         if curriculum_files:
             files |= write_curriculum_files(folder, name, merged[name].values)
+    summary = None
+    if blocks is not None:
+        listed = blocks()
+        files |= write_blocks(folder, listed)
+        summary = BlockSummary(
+            num_blocks=len(listed),
+            num_bytes=int(listed.num_bytes.sum()),
+            max_bytes=int(listed.num_bytes.max()),
+        )
     ids = (unit.token_ids for unit in units() if unit.token_ids is not None)
     manifest = Manifest(
         num_samples=num_samples,
@@ -77,6 +88,7 @@ def write_metrics(
         skipped_samples=first_skipped.tolist(),
         functions={metric.name: metric.place for metric in further},
         tokens=None if tokens is None else tokens.write(ids, merged[names[0]].values),
+        blocks=summary,
     )
     manifest.save(folder)
     return manifest
