@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from packer._version import __version__
 from packer.analyzer.executors import Executor
 from packer.analyzer.journal import Journal
+from packer.analyzer.keys import KeyColumn
 from packer.analyzer.progress import Listener
 from packer.analyzer.sample_metrics import SampleMetric
 from packer.analyzer.stages import LENGTHS, VOCABULARY, Stage
@@ -39,6 +40,7 @@ class Work:
     definition: LengthDefinition
     metrics: tuple[SampleMetric, ...]
     token_dtype: np.dtype[np.integer] | None
+    keys: tuple[KeyColumn, ...]
 
     @classmethod
     def over(
@@ -47,6 +49,7 @@ class Work:
         definition: LengthDefinition,
         metrics: tuple[SampleMetric, ...],
         token_dtype: np.dtype[np.integer] | None,
+        keys: tuple[KeyColumn, ...],
     ) -> "Work":
         """Cut a source into units; the cut depends on the source and the definition alone."""
         units = source.units(
@@ -54,7 +57,12 @@ class Work:
             target_bytes=TEXT_UNIT_BYTES if definition.is_tokenized else UNIT_BYTES,
         )
         return cls(
-            source=source, units=units, definition=definition, metrics=metrics, token_dtype=token_dtype
+            source=source,
+            units=units,
+            definition=definition,
+            metrics=metrics,
+            token_dtype=token_dtype,
+            keys=keys,
         )
 
     def job(self, identity: list[dict[str, Any]]) -> dict[str, Any]:
@@ -65,6 +73,7 @@ class Work:
             "definition": self.definition.to_json(),
             "metrics": [metric.identity for metric in self.metrics],
             "token_dtype": str(self.token_dtype),
+            "keys": [[key.name, key.column] for key in self.keys],
             "num_units": len(self.units),
         }
 
@@ -86,7 +95,9 @@ class Work:
         measuring: Stage[Unit] = Stage(
             number=LENGTHS,
             name="measuring",
-            task=MeasureUnit(self.source, self.definition, self.metrics, vocabulary, self.token_dtype),
+            task=MeasureUnit(
+                self.source, self.definition, self.metrics, vocabulary, self.token_dtype, self.keys
+            ),
             units=self.units,
             size_of=_bytes_of,
             count=_totals_of,
