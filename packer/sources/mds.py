@@ -19,7 +19,7 @@ from packer.errors import SourceError
 from packer.sources.cache import BatchCache
 from packer.sources.columns import find_field
 from packer.sources.location import Location, edge_hash, reading
-from packer.sources.part import BATCH_BYTES, BATCH_ROWS, Columns, Part, Unit, cut_pieces
+from packer.sources.part import BATCH_BYTES, BATCH_ROWS, Columns, Part, PartBlocks, Unit, cut_pieces
 
 Value = TypeVar("Value")
 
@@ -158,6 +158,10 @@ class MdsPart(Part):
         """Cut between samples."""
         sizes = np.diff(self._bounds)
         return cut_pieces(part, np.ones(self._num_rows, np.int64), sizes, target_bytes)
+
+    def blocks(self, columns: Sequence[str]) -> PartBlocks:
+        """Return the shard as the one block that it is."""
+        return PartBlocks(np.array([self._num_rows]), np.array([self._num_bytes]))
 
     def read(self, unit: Unit, columns: Columns) -> Iterator[pa.RecordBatch]:
         """Read and parse the unit's samples, some MiB at a time."""
