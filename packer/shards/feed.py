@@ -18,7 +18,7 @@ from packer.samples.measure import IGNORED_LABEL
 from packer.samples.ragged import RowError, is_list_type
 from packer.samples.tolerance import apply_to_readable
 from packer.shards.format import OWN_COLUMNS, Fields, tokens_type
-from packer.shards.picking import is_list_of_numbers
+from packer.shards.picking import is_list_of_numbers, plain_lists
 from packer.sources import Source, Unit, find_field, storage_type, take_column
 
 POSITION_IDS = "position_ids"
@@ -274,6 +274,8 @@ class Feed:
             marks = np.zeros(len(array), np.bool_)
             marks[list(skipped)] = True
             array = array.take(pa.array(np.arange(len(array)), mask=marks))
+        if is_list_of_numbers(field.type) and is_list_type(array.type) and not pat.is_list(array.type):
+            array = plain_lists(array, field.name)
         if array.type.equals(field.type):
             return array
         try:

@@ -250,7 +250,7 @@ def cut_shards(
     Args:
         rows: for some rows at a time, in order: (rows,) samples of each, and (rows,) bytes, about.
         shard_bytes: a shard ends before the row that would go beyond; a row is never cut.
-        stretch_bytes: the same of a stretch. It decides nothing but the memory.
+        stretch_bytes: the same of a stretch.
     """
     num_pieces = np.concatenate([np.zeros(0, np.int64), *(pieces for pieces, _ in rows)])
     num_bytes = np.concatenate([np.zeros(0, np.int64), *(sizes for _, sizes in rows)])

@@ -60,8 +60,9 @@ COMPRESSIONS = ("none", "zstd")
 _JOURNAL = ".journal"
 _READING, _WRITING, _COPYING = 0, 1, 2
 """Stages in the journal."""
-_STRETCH_BYTES = 128 << 20
-"""Of all workers together: what is brought into order at once."""
+_STRETCH_BYTES = 64 << 20
+"""What a worker brings into order at once. Arrow pads buffers with what lies behind them, so that the bytes
+of a shard depend on it: it must not follow the number of workers."""
 _BATCH_BYTES = 1 << 10
 """Header, padding and footer entry of a record batch, about."""
 
@@ -160,7 +161,6 @@ def materialize(
             target=target,
             compression=compression,
             shard_bytes=shard_size,
-            stretch_bytes=max(_STRETCH_BYTES // max(workers or 1, 1), 1 << 20),
         )
         with shuffle.journal(identity) as journal:
             try:
@@ -231,7 +231,6 @@ class _Shuffle:
     target: Target
     compression: str
     shard_bytes: int
-    stretch_bytes: int
 
     def journal(self, identity: list[dict[str, object]]) -> Journal:
         """Open the journal; what it says was done, and whose file is gone, is done again with all else."""
@@ -399,7 +398,7 @@ class _Shuffle:
                 for table in rows_of(self.plan, self.epochs)
             ],
             shard_bytes=self.shard_bytes,
-            stretch_bytes=self.stretch_bytes,
+            stretch_bytes=_STRETCH_BYTES,
         )
 
     def _row_bytes(

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from packer.arrays import to_arrow, to_numpy
 from packer.errors import SourceError
 from packer.samples.ragged import ragged, valid_rows
+from packer.shards.format import tokens_type
 
 _AT_ONCE = 1 << 14
 """Rows copied at a time: as many Python objects are alive."""
@@ -52,7 +53,7 @@ def pick_rows(
     columns = []
     for number, field in enumerate(schema):
         arrays = [batch.column(number) for batch in batches]
-        if is_list_of_numbers(field.type) and not any(_has_null_elements(array) for array in arrays):
+        if is_list_of_numbers(field.type):
             columns.append(_pick_lists(arrays, field, owners, index, cut))
         elif pat.is_integer(field.type) and not field.nullable:
             columns.append(to_arrow(np.concatenate([to_numpy(array) for array in arrays])[index]))
@@ -62,16 +63,19 @@ def pick_rows(
     return pa.RecordBatch.from_arrays(columns, schema=schema)
 
 
+def plain_lists(array: pa.Array, column: str) -> pa.ListArray:
+    """Return lists of numbers of another kind (large, of fixed size, views) as plain ones, by a copy."""
+    field = pa.field(column, tokens_type(array.type.value_type))
+    index = np.arange(len(array))
+    return _pick_lists([array], field, np.zeros(len(array), np.int64), index, None)
+
+
 def is_list_of_numbers(data_type: pa.DataType) -> bool:
     """Whether rows of a column of this type are copied as runs of bytes, and cut where they are as long."""
     return bool(
         pat.is_list(data_type)
         and (pat.is_integer(data_type.value_type) or pat.is_floating(data_type.value_type))
     )
-
-
-def _has_null_elements(array: pa.ListArray) -> bool:
-    return bool(array.values.null_count)
 
 
 def _pick_lists(
@@ -96,19 +100,15 @@ def _pick_lists(
             f"column {field.name!r} holds {int(lengths.max()):,} numbers in a row, more than a record batch "
             "can; cut the samples (packer plan --too-long split), or leave the column out (--keep-columns)"
         )
-    width = field.type.value_type.bit_width // 8
-    views = [_bytes_of(rows.values, width) for rows in taken]
-    data = np.empty(int(offsets[-1]) * width, np.uint8)
-    target = data.data
-    for first in range(0, len(index), _AT_ONCE):
-        last = min(first + _AT_ONCE, len(index))
-        starts = begins[first:last] * width
-        stops = starts + lengths[first:last] * width
-        pieces = zip(owners[first:last].tolist(), starts.tolist(), stops.tolist(), strict=True)
-        target[int(offsets[first]) * width : int(offsets[last]) * width] = b"".join(
-            [views[owner][start:stop] for owner, start, stop in pieces]
-        )
-    values = pa.Array.from_buffers(field.type.value_type, int(offsets[-1]), [None, pa.py_buffer(data)])
+    kind = field.type.value_type
+    width = kind.bit_width // 8
+    data = _joined([_bytes_of(rows.values, width) for rows in taken], width, owners, begins, lengths)
+    element_marks = None
+    if any(rows.values.null_count for rows in taken):
+        views = [valid_rows(rows.values).view(np.uint8).data for rows in taken]
+        kept = _joined(views, 1, owners, begins, lengths)
+        element_marks = pa.py_buffer(np.packbits(kept, bitorder="little"))
+    values = pa.Array.from_buffers(kind, int(offsets[-1]), [element_marks, pa.py_buffer(data)])
     marks = None
     if any(array.null_count for array in arrays):
         valid = np.concatenate([valid_rows(array) for array in arrays])[index]
@@ -116,6 +116,27 @@ def _pick_lists(
     return pa.Array.from_buffers(
         field.type, len(index), [marks, pa.py_buffer(offsets.astype(np.int32))], children=[values]
     )
+
+
+def _joined(
+    views: Sequence[memoryview],
+    width: int,
+    owners: NDArray[np.integer],
+    begins: NDArray[np.int64],
+    lengths: NDArray[np.int64],
+) -> NDArray[np.uint8]:
+    """Copy stretches of elements of ``width`` bytes end to end."""
+    stops = (begins + lengths) * width
+    starts = begins * width
+    data = np.empty(int(lengths.sum()) * width, np.uint8)
+    target, position = data.data, 0
+    for first in range(0, len(owners), _AT_ONCE):
+        part = slice(first, first + _AT_ONCE)
+        pieces = zip(owners[part].tolist(), starts[part].tolist(), stops[part].tolist(), strict=True)
+        joined = b"".join([views[owner][start:stop] for owner, start, stop in pieces])
+        target[position : position + len(joined)] = joined
+        position += len(joined)
+    return data
 
 
 def _bytes_of(values: pa.Array, width: int) -> memoryview:
