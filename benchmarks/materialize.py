@@ -1,6 +1,6 @@
 """What does materialising a plan cost, and what does the loader gain by it?
 
-    python benchmarks/materialize.py --gigabytes 2 --out materialize.json   (4 minutes, 5 × that disk in $TMPDIR)
+    python benchmarks/materialize.py --gigabytes 2 --out materialize.json   (4 minutes, 5 × that on the disk)
 
 - copy: pyarrow reads token lists in Parquet and writes them once, in order, as Arrow and as Parquet: the
   least that any rewriting takes;

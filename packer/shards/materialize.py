@@ -444,9 +444,7 @@ class _Shuffle:
         needed = shard_bytes + (spill_bytes if also_spill else 0)
         folder = self.target.folder
         used = sum(
-            path.stat().st_size
-            for path in folder.rglob("*")
-            if path.is_file() and (also_spill or path.parent == folder)
+            path.stat().st_size for path in folder.rglob("*.arrow") if also_spill or path.parent == folder
         )
         free = shutil.disk_usage(folder).free
         if needed - used > free:

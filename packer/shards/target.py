@@ -2,6 +2,7 @@
 
 import hashlib
 import os
+import re
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -13,6 +14,8 @@ from packer.errors import MissingExtraError, PackerError, TargetExistsError, Tar
 from packer.publish import exclusive_lock, published_directory
 from packer.shards.format import HEADER_FILE, is_shards
 from packer.sources.location import Location, from_user
+
+_OURS = re.compile(r"shard-\d{5,}\.arrow|batches\.bin")
 
 
 class Target(Protocol):
@@ -77,8 +80,10 @@ class _Store:
         self._root = root.rstrip("/")
 
     def publish(self, name: str) -> None:
-        """Copy a file."""
+        """Copy a file; before the first one the old header goes, or it would be taken for that of the new."""
         with writing(self._location):
+            if name != HEADER_FILE and self._filesystem.exists(f"{self._root}/{HEADER_FILE}"):
+                self._filesystem.rm_file(f"{self._root}/{HEADER_FILE}")
             self._filesystem.put_file(str(self.folder / name), f"{self._root}/{name}")
 
     def finish(self, names: list[str]) -> None:
@@ -86,7 +91,7 @@ class _Store:
         with writing(self._location):
             listed = self._filesystem.find(self._root)
         old = {str(path).rsplit("/", 1)[-1] for path in listed} - set(names)
-        for name in sorted(name for name in old if name.startswith("shard-") and name.endswith(".arrow")):
+        for name in sorted(filter(_OURS.fullmatch, old)):
             with writing(self._location):
                 self._filesystem.rm_file(f"{self._root}/{name}")
         self.publish(HEADER_FILE)
@@ -100,9 +105,12 @@ def _opened_store(
     filesystem, root = _filesystem_of(location)
     with writing(location):
         listed = filesystem.find(root) if filesystem.exists(root) else []
-    if listed and not overwrite:
+    names = [str(path).rsplit("/", 1)[-1] for path in listed]
+    # Files of ours without a header are what an interrupted run has copied: nobody reads them.
+    is_taken = HEADER_FILE in names or not all(map(_OURS.fullmatch, names))
+    if is_taken and not overwrite:
         raise TargetExistsError(f"{location.path} exists already; choose another --out or add --overwrite")
-    if listed and not is_shards(location):
+    if is_taken and not is_shards(location):
         raise TargetExistsError(
             f"{location.path} holds no {HEADER_FILE}, so it is not what --overwrite may replace; choose "
             "another --out"
@@ -113,9 +121,6 @@ def _opened_store(
         folder.parent.mkdir(parents=True, exist_ok=True)
         with exclusive_lock(folder):
             folder.mkdir(exist_ok=True)
-            if listed:  # from here on nobody takes the old header for that of the new shards
-                with writing(location):
-                    filesystem.rm_file(f"{root.rstrip('/')}/{HEADER_FILE}")
             yield _Store(location, folder, filesystem, root)
     except OSError as error:
         if isinstance(error, PackerError):

@@ -88,5 +88,5 @@ def test_more_numbers_than_a_record_batch_holds() -> None:
     lists = pa.ListArray.from_arrays(pa.array([0, 1 << 20], pa.int32()), values)
     batch = pa.RecordBatch.from_arrays([lists], ["ids"])
     many = np.zeros(2049, np.int64)
-    with pytest.raises(SourceError, match="'ids' holds 1,048,576 numbers in a row.*--keep-columns"):
+    with pytest.raises(SourceError, match=r"'ids' holds 1,048,576 numbers in a row.*--keep-columns"):
         pick_rows([batch], many, many)

@@ -44,7 +44,9 @@ def test_pieces_of_samples(
     world = world_of(kind, tmp_path, **CUT)
     dataset = opened(world, tmp_path, compression=compression)
     assert batches_of(world.plan, dataset) == batches_of(world.plan, world.dataset)
-    assert verify_shards(world.plan, tmp_path / "shards", world.source, metrics=world.metrics).num_pieces > 200
+    assert (
+        verify_shards(world.plan, tmp_path / "shards", world.source, metrics=world.metrics).num_pieces > 200
+    )
 
 
 def test_pairs_with_a_budget_for_each(tmp_path: Path) -> None:
