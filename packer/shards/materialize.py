@@ -147,7 +147,7 @@ def materialize(
     )
     feed = Feed(
         dataset=dataset,
-        metric=main_metric(plan, dataset.definition.metrics),
+        metric=planned_metric(plan, dataset.definition),
         keep_columns=None if keep_columns is None else tuple(keep_columns),
     )
     _ = feed.columns  # what is wrong with them is said before anything is made
@@ -219,6 +219,21 @@ def open_planned(
             "the data set that was analyzed, or analyze and plan again"
         )
     return dataset
+
+
+def planned_metric(plan: Plan, definition: LengthDefinition) -> str:
+    """Return the metric that the plan calls the length of a sample.
+
+    Raises:
+        ConfigError: the definition measures no such thing.
+    """
+    metric = main_metric(plan, definition.metrics)
+    if metric not in definition.metrics:
+        raise ConfigError(
+            f"the plan counts {metric}, and the definition measures {', '.join(definition.metrics)}; give "
+            "the definition that the data set was analyzed with"
+        )
+    return metric
 
 
 @dataclass(frozen=True, kw_only=True)

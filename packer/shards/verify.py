@@ -13,18 +13,19 @@ from numpy.typing import NDArray
 from packer.arrays import to_numpy
 from packer.errors import InvariantError, PlanError, ShardsError
 from packer.metrics import Metrics
-from packer.plan import MicroBatch, Plan, load_plan, main_metric
+from packer.plan import MicroBatch, Plan, load_plan
 from packer.samples import Dataset, LengthDefinition
 from packer.samples.dataset import INPUT_IDS, LABELS
 from packer.shards.feed import POSITION_IDS, Feed
 from packer.shards.format import SAMPLE_ID, START
-from packer.shards.materialize import open_planned
+from packer.shards.materialize import open_planned, planned_metric
 from packer.shards.picking import pick_rows
 from packer.shards.places import rows_of, write_places
 from packer.shards.reader import ShardReader
 from packer.shards.scatter import Scatter
 from packer.sources import Source
 from packer.sources.location import Location, from_user
+from packer.wording import counted
 
 PathLike = str | os.PathLike[str]
 Progress = Callable[[int, int], None]
@@ -130,6 +131,11 @@ def _check_plan(plan: Plan, reader: ShardReader) -> None:
 def _check_row(reader: ShardReader, epoch: int, row: int, planned: MicroBatch) -> None:
     """Check which samples a record batch holds, their lengths, and what was made of their ids."""
     batch = reader.record_batch(epoch, row, whole=True)
+    if batch.num_rows != planned.num_samples:
+        raise InvariantError(
+            f"row {row} of epoch {epoch} has {counted(batch.num_rows, 'sample')} in the shards and "
+            f"{planned.num_samples} in the plan; materialize again"
+        )
     starts = np.zeros(planned.num_samples, np.int32) if planned.starts is None else planned.starts
     for name, expected in ((SAMPLE_ID, planned.sample_ids), (START, starts)):
         found = to_numpy(batch.column(name))
@@ -183,13 +189,15 @@ def _check_samples(plan: Plan, reader: ShardReader, dataset: Dataset, progress: 
     made = () if header.kind in _SOURCE_KINDS else _made_names(reader)
     feed = Feed(
         dataset=dataset,
-        metric=main_metric(plan, dataset.definition.metrics),
+        metric=planned_metric(plan, dataset.definition),
         keep_columns=("none", *(name for name in kept if name not in made)),
     )
-    if feed.columns.written.names != reader.schema.names:
+    columns = feed.columns
+    if columns.written.names != reader.schema.names or columns.fields != header.fields:
         raise ShardsError(
-            f"{reader.folder.path} has the columns {', '.join(reader.schema.names)}, and the source gives "
-            f"{', '.join(feed.columns.written.names)}; name the source that was materialized"
+            f"{reader.folder.path} has the columns {', '.join(reader.schema.names)} for the fields "
+            f"{', '.join(header.fields)}, and the source gives {', '.join(columns.written.names)} for "
+            f"{', '.join(columns.fields)}; name the source, and what its samples are, as it was materialized"
         )
     epochs = [epoch.epoch for epoch in header.epochs]
     # (rows + 1,) samples and pieces before each row
