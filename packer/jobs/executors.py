@@ -45,7 +45,7 @@ def choose_executor(workers: int | None, executor: str = "local", ray_address: s
     if workers is not None and workers < 1:
         raise ConfigError(f"--workers {workers}: at least one worker has to do the work")
     if executor == "ray":
-        from packer.analyzer.ray_executor import run_on_ray
+        from packer.jobs.ray_executor import run_on_ray
 
         return partial(run_on_ray, workers=workers, address=ray_address)
     if executor != "local":
