@@ -127,6 +127,13 @@ FILE = click.Path(path_type=Path)
     help="Keep these samples only: a text file with one id a line, or a .npy array.",
 )
 @grouped(
+    CHOICE,
+    "--no-repeat-key",
+    metavar="NAME",
+    help="No micro-batch holds two samples of one value of this metric (analyze --key-column): contrastive "
+    "training.",
+)
+@grouped(
     CHOICE, "--drop-untrainable", is_flag=True, help="Leave out samples without a token that the loss counts."
 )
 @grouped(

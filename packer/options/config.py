@@ -93,6 +93,8 @@ class PlanConfig:
     """Leave shorter samples out."""
     filter_max: int | None = None
     """Leave longer samples out."""
+    no_repeat_key: str | None = None
+    """Metric of which no micro-batch may hold a value twice; values below 0 may come together."""
     sample_ids: ArrayLike | None = field(default=None, compare=False, repr=False)
     """Leave all other samples out; none twice. Kept as int64, sorted unless the order is ``sequential``: it
     is then theirs."""
@@ -174,8 +176,10 @@ class PlanConfig:
 
     @property
     def further_metrics(self) -> set[str]:
-        """Metrics besides ``seqlen`` that budgets and curriculum need."""
+        """Metrics besides ``seqlen`` that budgets, curriculum and the key need."""
         names = set(self.budgets)
+        if self.no_repeat_key is not None:
+            names.add(self.no_repeat_key)
         if self.curriculum is not None:
             names |= {schedule.metric for schedule in parse_curriculum(self.curriculum)}
         return names - {"seqlen"}
@@ -311,6 +315,12 @@ def _check_ranges(config: PlanConfig) -> None:
             raise ConfigError(f"{_flag(name)} {value} is not a number above 0")
         if isinstance(value, np.number):
             config._set(name, value.item())
+    if config.no_repeat_key is not None and (
+        not isinstance(config.no_repeat_key, str) or config.no_repeat_key in ("", "seqlen", *config.budgets)
+    ):
+        raise ConfigError(
+            f"--no-repeat-key {config.no_repeat_key} is no key; name what `packer analyze --key-column` made"
+        )
     for name in ("same_num_samples", "same_seqlen", "drop_untrainable"):
         if not isinstance(getattr(config, name), bool):
             raise ConfigError(f"{_flag(name)} is on or off, not {getattr(config, name)}")

@@ -59,7 +59,8 @@ class PlannedEpoch:
     ``open_blocks`` and ``open_bytes``, the most that are open at a step, from the first step that reads of a
     block to the last; how much more than random samples the steps differ from their stretch of the epoch
     (``design_effect_of_steps``), and the stretches from the epoch (``design_effect_of_stretches``). A stretch
-    begins with the step that first reads of the 0th, the K-th, the 2K-th … block that the epoch comes to."""
+    begins with the step that first reads of the 0th, the K-th, the 2K-th … block that the epoch comes to.
+    ``key_max_count``: rows, copies left out, that hold the most frequent value of ``no_repeat_key``."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

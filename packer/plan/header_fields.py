@@ -213,6 +213,7 @@ _CONFIG: dict[str, Fits] = {
 _OPTIONS: dict[str, Fits] = {
     "curriculum": _maybe(_is_a(dict)),
     "shuffle_blocks": _maybe(_is_positive),
+    "no_repeat_key": _maybe(_is_a(str)),
     "sp_size": _is_size,
     "pad_multiple": _is_size,
     "pad_segments_to": _is_size,
@@ -257,6 +258,7 @@ _FIGURES: dict[str, Fits] = {
     "rank_imbalance_before": _is_number,
     "curriculum_raises": _is_a(list),
     "blocks": _is_a(dict),
+    "key_max_count": _is_count,
 }
 _BLOCKS: dict[str, Fits] = {
     "num_blocks": _is_positive,

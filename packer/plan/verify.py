@@ -20,6 +20,7 @@ from packer.plan.verify_copies import check_copies
 from packer.plan.verify_curriculum import check_curriculum
 from packer.plan.verify_drops import DropRules
 from packer.plan.verify_figures import check_figures
+from packer.plan.verify_keys import check_keys
 from packer.plan.verify_rows import RowRules
 from packer.plan.verify_samples import check_samples
 from packer.plan.verify_steps import StepRules
@@ -61,7 +62,8 @@ def verify_plan(
     Args:
         plan: a plan, or its directory.
         metrics: the metrics it was made from; every planned length is compared with them, every step with
-            what its curriculum admits, and an order by blocks with the blocks.
+            what its curriculum admits, an order by blocks with the blocks, and the samples of every
+            micro-batch with the key that may not repeat.
         progress: told how far the check has come.
 
     Raises:
@@ -101,6 +103,8 @@ def verify_plan(
         check_figures(plan, number)
         if metrics is not None:
             check_blocks(plan, number, metrics.blocks)
+            if plan.config.get("no_repeat_key") is not None:
+                check_keys(plan, number, metrics.metric(plan.config["no_repeat_key"]))
     rows.check_shapes()
     drops.check_counts()
     steps.check_learning_rates()

@@ -109,6 +109,9 @@ class EpochPlanner:
         composed = compose(
             self._pack(epoch, limits, first_step), self.pieces, mix, self.config, epoch, self.loss_tokens
         )
+        if self.pieces.keys is not None:
+            figure = _max_count(self.pieces.keys, self.pieces.sample_ids(composed.pieces), composed)
+            composed = replace(composed, figures=composed.figures | {"key_max_count": figure})
         if self.blocks is None:
             return composed
         figures = block_figures(
@@ -236,6 +239,14 @@ class EpochPlanner:
                 "--pad-multiple, --pad-segments-to or --sp-size"
             )
         return padded.astype(np.int32)
+
+
+def _max_count(keys: IntArray, sample_ids: IntArray, composed: Composition) -> int:
+    """Return how many rows, copies left out, hold the key that most hold."""
+    is_copy = composed.rows.is_filler | composed.rows.is_repeat
+    planned = keys[sample_ids[~np.repeat(is_copy, np.diff(composed.offsets))]]
+    _, counts = np.unique(planned[planned >= 0], return_counts=True)
+    return int(counts.max(initial=0))
 
 
 def _taken_out(held: list[Composition]) -> Iterator[Composition]:

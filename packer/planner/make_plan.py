@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -46,7 +47,7 @@ def make_plan(
             and the plan names it, so that the loader can tell another data set from the one measured.
         config: the options.
         loss_tokens: (N,) tokens of every sample that the loss counts. Default: all but each sample's first.
-        metrics: further metrics by name, (N,) each, for budgets or a curriculum on them.
+        metrics: further metrics by name, (N,) each, for budgets or a curriculum on them, or keys.
         blocks: how the samples lie in files, for ``shuffle_blocks``; a metrics directory brings its own.
         out: the directory to publish. Default: the plan stays in memory, ``Plan.save`` writes it.
         overwrite: replace a plan that is there.
@@ -85,6 +86,8 @@ def make_plan(
     _total(lengths)
     for name in sorted(config.further_metrics - set(known)):
         option = "--max-tokens" if name in config.budgets else "--curriculum"
+        if name == config.no_repeat_key:
+            option = "--no-repeat-key"
         have = ", ".join([SEQLEN, *known])
         raise ConfigError(f"{option} names metric {name!r}, and measured is only {have}; analyze it as well")
     pace = Pace(progress, num_samples=len(lengths), num_epochs=config.epochs)
@@ -94,6 +97,8 @@ def make_plan(
     if config.shuffle_blocks is not None:
         _check_blocks(blocks, len(lengths), config)
     pieces, dropped, limit = choose_pieces(lengths, config, known, loss)
+    if config.no_repeat_key is not None:
+        pieces = replace(pieces, keys=known[config.no_repeat_key])
     config = resolve_step_tokens(config, pieces)
     planner = EpochPlanner(
         pieces=pieces,

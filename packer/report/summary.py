@@ -28,6 +28,9 @@ STEPS_TO_DEAL = 8
 MIXED_STEPS = 1.1
 """A design effect up to this is that of random steps."""
 
+KEY_SHARE = 0.9
+"""A key in more of the micro-batches than this decides how many there are."""
+
 EVEN_TOKENS = 1.25
 """Steps whose tokens spread less than this, from 5% to 95%, count as even."""
 
@@ -344,6 +347,7 @@ def _notes(plan: Plan, lr_scale: Distribution | None, tokens: Distribution | Non
                 f"the curriculum's pool ran dry in epoch {number}, first before step {raises[0]['step']}: at "
                 f"{counted(len(raises), 'step')} the difficulty was raised early to the next value"
             )
+    yield from _key_notes(plan)
     unfilled = _dropped(plan).get("remainder", {"num_samples": 0})["num_samples"]
     if unfilled > LARGE_REMAINDER * plan.num_samples * plan.num_epochs:
         share = unfilled / (plan.num_samples * plan.num_epochs)
@@ -358,6 +362,19 @@ def _notes(plan: Plan, lr_scale: Distribution | None, tokens: Distribution | Non
         yield "the plan has no step"
     elif lr_scale.max > WIDE_LR_RANGE * lr_scale.min:
         yield f"the learning-rate factor spans {_times(lr_scale)} over the steps; {_lr_cure(tokens)}"
+
+
+def _key_notes(plan: Plan) -> Iterator[str]:
+    """Tell of a key so frequent that it decides how many micro-batches there are."""
+    for number, counts in enumerate(plan.header["epochs"]):
+        most, rows = counts["figures"].get("key_max_count", 0), counts["num_microbatches"]
+        if most > KEY_SHARE * rows:
+            yield (
+                f"one value of {plan.config['no_repeat_key']} is in {most:,} of the {rows:,} micro-batches "
+                f"of epoch {number}, so that it decides how many there are, and how full; leave some of its "
+                "samples out (--sample-ids), or choose a finer key"
+            )
+            return
 
 
 def _mix_note(plan: Plan, effect: float, tokens: Distribution) -> str:

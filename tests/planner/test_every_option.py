@@ -11,6 +11,7 @@ from packer.errors import ConfigError, EmptyPlanError, PlanError, SampleTooLongE
 from packer.metrics import Blocks
 from packer.plan import verify_plan
 from packer.plan.verify_blocks import check_blocks
+from packer.plan.verify_keys import check_keys
 from packer.planner import PlanConfig, make_plan
 from tests import invariants, plans
 
@@ -80,6 +81,7 @@ options = st.fixed_dictionaries(
         "packing": st.sampled_from([None, None, "windowed", "mixed", "next-fit", "best-fit"]),
         "window": sometimes(1, 2, 5),
         "shuffle_blocks": sometimes(1, 2, 40),
+        "no_repeat_key": sometimes("key"),
         "dp_size": st.sampled_from([None, 1, 2, 3]),
         "grad_accum": sometimes(2, 3),
         "accum_multiple": maybe([2], odds=8),
@@ -138,6 +140,13 @@ def without_what_is_refused(drawn):
             del drawn[removable[0]]
 
 
+def check_apart(epoch, key):
+    for table in epoch.microbatches():
+        for ids in np.split(table.sample_ids, table.offsets[1:-1]):
+            keys = [code for code in key[ids].tolist() if code >= 0]
+            assert len(keys) == len(set(keys))
+
+
 planned = set()
 
 
@@ -147,7 +156,9 @@ def test_every_invariant_holds(seqlens, drawn, has_labels):
     config = without_what_is_refused(drawn)
     seqlens = np.array(seqlens)
     loss_tokens = np.maximum(seqlens // 2, 0) if has_labels else None
-    metrics = {"rarity": seqlens * 7 % 9}
+    # a key that every fourth sample lacks, one that is often there, and others
+    key = np.where(np.arange(len(seqlens)) % 4 == 3, -1, np.arange(len(seqlens)) * 5 % 7 % 5)
+    metrics = {"rarity": seqlens * 7 % 9, "key": key}
     blocks = Blocks(np.arange(0, len(seqlens), 5), np.arange(0, len(seqlens), 5), len(seqlens))
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "plan")
@@ -162,9 +173,13 @@ def test_every_invariant_holds(seqlens, drawn, has_labels):
         assert verify_plan(path).num_samples == len(seqlens)
         for epoch in range(made.num_epochs):
             check_blocks(made, epoch, blocks)
+            if config.no_repeat_key is not None:
+                check_keys(made, epoch, key)
+                check_apart(made.epoch(epoch), key)
         if config.curriculum is not None:
             directory = plans.write_metric(Path(folder, "metrics"), "seqlen", seqlens.tolist())
-            plans.write_metric(directory, "rarity", metrics["rarity"].tolist())
+            for name, values in metrics.items():
+                plans.write_metric(directory, name, values.tolist())
             if loss_tokens is not None:
                 plans.write_metric(directory, "loss_tokens", loss_tokens.tolist())
             assert verify_plan(path, metrics=directory).with_curriculum
@@ -189,4 +204,5 @@ def test_every_option_was_planned_with():
         "max_attention",
         "sample_ids",
         "shuffle_blocks",
+        "no_repeat_key",
     }
