@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from packer.analyzer import analyze as analyze
     from packer.analyzer import analyze_dataset as analyze_dataset
     from packer.analyzer import sample_metric as sample_metric
+    from packer.budget import calibrate as calibrate
+    from packer.budget import rehearse as rehearse
     from packer.metrics import open_metrics as open_metrics
     from packer.plan import Plan as Plan
     from packer.plan import load_plan as load_plan
@@ -36,12 +38,14 @@ _HOMES = {
     "Step": "packer.runtime",
     "analyze": "packer.analyzer",
     "analyze_dataset": "packer.analyzer",
+    "calibrate": "packer.budget",
     "count_loss_tokens": "packer.runtime",
     "load_plan": "packer.plan",
     "make_plan": "packer.planner",
     "measure_loss_multiplier": "packer.runtime",
     "open_dataset": "packer.samples",
     "open_metrics": "packer.metrics",
+    "rehearse": "packer.budget",
     "sample_metric": "packer.analyzer",
     "scaled_lr": "packer.runtime",
     "verify_plan": "packer.plan",

@@ -26,6 +26,8 @@ from packer.runtime.batches.pairs import (
     packed_members,
 )
 from packer.runtime.batches.pieces import read_pieces, read_samples
+from packer.runtime.batches.segments import Segments
+from packer.runtime.loader.order import LargestFirst, open_epoch
 from packer.runtime.loader.progress import Place, Read
 from packer.runtime.loader.randomness import Randomness
 from packer.runtime.sequence_parallel.shard import RowLayout, Shard, rank_spans
@@ -63,6 +65,8 @@ class MicroBatchReader:
         fields: Fields,
         randomness: Randomness,
         user_collate: UserCollate | None = None,
+        segments: Segments | None = None,
+        largest_first: bool = False,
     ) -> None:
         self._plan = plan
         self._dataset = dataset
@@ -71,6 +75,8 @@ class MicroBatchReader:
         self._slicing = slicing
         self._randomness = randomness
         self._user_collate = user_collate
+        self._segments = segments
+        self._largest_first = largest_first
         self._layout = plan.layout
         budgets = plan.config["max_tokens"]
         members = tuple(budgets) if isinstance(budgets, Mapping) else ()
@@ -84,12 +90,12 @@ class MicroBatchReader:
             int(plan.config.get("pad_segments_to") or 1) if self._layout == "packed" else 1
         )
         self._epoch_number: int | None = None
-        self._epoch: Epoch | None = None
+        self._epoch: Epoch | LargestFirst | None = None
 
     def read(self, place: Place, *, in_worker: bool = False) -> Read:
         """Make one micro-batch; what keeps it from being made stands in its place."""
         try:
-            batch = self._make(place, in_worker=in_worker)
+            batch = self.make(place, self.row_of(place), in_worker=in_worker)
             return Read(place, batch, self._signature if self._fields_of else self._fields.signature)
         except PackerError as error:
             return Read(place, error)
@@ -105,11 +111,17 @@ class MicroBatchReader:
     def _signature(self) -> tuple[Any, ...]:
         return tuple(fields.signature for fields in self._fields_of.values())
 
-    def _make(self, place: Place, *, in_worker: bool) -> Batch:
+    def row_of(self, place: Place) -> int:
+        """Return the row of this rank's micro-batch at a place."""
         own = self._coordinates
-        row = row_of(place.step, place.accum, own.dp_rank, own.dp_size, self._step_size)
+        return row_of(place.step, place.accum, own.dp_rank, own.dp_size, self._step_size)
+
+    def make(self, place: Place, row: int, *, in_worker: bool = False) -> Batch:
+        """Make the micro-batch of a row, whichever rank's it is, as if it were this rank's at the place."""
+        own = self._coordinates
         if self._epoch is None or place.epoch != self._epoch_number:
-            self._epoch, self._epoch_number = self._plan.epoch(place.epoch), place.epoch
+            self._epoch = open_epoch(self._plan, place.epoch, largest_first=self._largest_first)
+            self._epoch_number = place.epoch
         planned = self._epoch.microbatch(row)
         shape = PlannedShape(
             self._layout,
@@ -145,7 +157,10 @@ class MicroBatchReader:
             planned.is_filler,
             planned.is_repeat,
         )
-        return Batch(collated.tensors, info)
+        tensors = collated.tensors
+        if self._segments is not None and "cu_seqlens" in tensors:
+            tensors = self._segments.pad(tensors)
+        return Batch(tensors, info)
 
     def _planned_loss_tokens(self, planned: MicroBatch, collated: Collated) -> int | None:
         """Return the labels that the plan counted, None where it cannot know them."""
