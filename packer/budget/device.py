@@ -103,7 +103,8 @@ def open_device(device: "torch.device | str | int | Device | None") -> Device:
     if meant.type == "cpu":
         return HostDevice()
     raise ConfigError(
-        f"device={str(meant)!r} does not tell how much memory it has; choose cuda, or give a Device of your own"
+        f"device={str(meant)!r} does not tell how much memory it has; choose cuda, or give a Device of your "
+        "own"
     )
 
 
@@ -115,23 +116,29 @@ class CudaDevice:
 
     @property
     def torch_device(self) -> torch.device:
+        """Where batches go."""
         return self._device
 
     @property
     def name(self) -> str:
+        """What reports call it."""
         return torch.cuda.get_device_name(self._device)
 
     @property
     def is_expandable(self) -> bool:
+        """Segments grow, by the environment."""
         settings = [os.environ.get(name, "") for name in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")]
         return "expandable_segments:true" in ",".join(settings).replace(" ", "").lower()
 
     def available(self) -> int:
-        free, _ = torch.cuda.mem_get_info(self._device)
-        return int(free) + torch.cuda.memory_reserved(self._device)
+        """Return the bytes that this process may take in all: what it holds, and what is free."""
+        free, total = torch.cuda.mem_get_info(self._device)
+        allowed = int(total * torch.cuda.get_per_process_memory_fraction(self._device))
+        return min(int(free) + torch.cuda.memory_reserved(self._device), allowed)
 
     @contextmanager
     def capped(self, num_bytes: int | None) -> Iterator[None]:
+        """Raise ``torch.OutOfMemoryError`` where more is asked for."""
         if num_bytes is None:
             yield
             return
@@ -147,14 +154,17 @@ class CudaDevice:
         """The allocator knows them."""
 
     def synchronize(self) -> None:
+        """Wait for what was launched."""
         torch.cuda.synchronize(self._device)
 
     def reset_peak(self) -> None:
+        """Let ``peak`` count from now on."""
         torch.cuda.synchronize(self._device)
         torch.cuda.reset_peak_memory_stats(self._device)
         self._retries = self._num_retries()
 
     def peak(self) -> Peak:
+        """Return the highest since ``reset_peak``."""
         torch.cuda.synchronize(self._device)
         return Peak(
             torch.cuda.max_memory_allocated(self._device),
@@ -163,6 +173,7 @@ class CudaDevice:
         )
 
     def release(self) -> None:
+        """Give back what no tensor needs any more."""
         gc.collect()
         torch.cuda.synchronize(self._device)
         torch.cuda.empty_cache()
@@ -174,7 +185,7 @@ class CudaDevice:
 
 
 class HostDevice:
-    """The host, or a pretended device on it: counts the bytes of every tensor that torch makes while it is on.
+    """The host, or a pretended device on it: counts the bytes of every tensor that torch makes meanwhile.
 
     What an operation takes for itself and gives back before it returns is not seen. ``limit`` bytes are what
     the device is said to have; it is the host's own memory where none is given.
@@ -196,21 +207,26 @@ class HostDevice:
 
     @property
     def torch_device(self) -> torch.device:
+        """Where batches go."""
         return torch.device("cpu")
 
     @property
     def name(self) -> str:
+        """What reports call it."""
         return f"host, {self._limit:,} bytes"
 
     @property
     def is_expandable(self) -> bool:
+        """Segments grow, by the environment."""
         return True
 
     def available(self) -> int:
+        """Return the bytes that this process may take in all: what it holds, and what is free."""
         return self._limit
 
     @contextmanager
     def capped(self, num_bytes: int | None) -> Iterator[None]:
+        """Raise ``torch.OutOfMemoryError`` where more is asked for."""
         before, self._cap = self._cap, min(self._limit, num_bytes or self._limit)
         try:
             with _Counting(self):
@@ -219,6 +235,7 @@ class HostDevice:
             self._cap = before
 
     def note(self, tensors: Iterable[Tensor]) -> None:
+        """Count tensors that were there before."""
         for tensor in tensors:
             self.count(tensor)
 
@@ -235,8 +252,8 @@ class HostDevice:
             return
         if self._taken + num_bytes > self._cap:
             raise torch.OutOfMemoryError(
-                f"host out of memory: tried to allocate {num_bytes:,} bytes, {self._taken:,} of {self._cap:,} "
-                "are taken"
+                f"host out of memory: tried to allocate {num_bytes:,} bytes, {self._taken:,} of "
+                f"{self._cap:,} are taken"
             )
         self._sizes[key] = num_bytes
         self._alive[key] = weakref.finalize(storage, self._freed, key)
@@ -251,20 +268,23 @@ class HostDevice:
         """Nothing runs behind the caller's back."""
 
     def reset_peak(self) -> None:
+        """Let ``peak`` count from now on."""
         self._highest = self._taken
 
     def peak(self) -> Peak:
+        """Return the highest since ``reset_peak``."""
         return Peak(self._highest, self._highest)
 
     def release(self) -> None:
+        """Give back what no tensor needs any more."""
         gc.collect()
 
 
-class _Counting(TorchDispatchMode):
+class _Counting(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Shows a device every tensor that an operation returns, in the backward as well."""
 
     def __init__(self, device: HostDevice) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self._device = device
 
     def __torch_dispatch__(

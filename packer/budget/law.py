@@ -1,4 +1,4 @@
-"""How memory and time grow with a micro-batch: a constant, a part for each token, a part for its attention."""
+"""How memory and time grow with a micro-batch: a constant, a part by its tokens, a part by its attention."""
 
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol
@@ -45,13 +45,13 @@ class Law(NamedTuple):
                 return cls(*(coefficients.get(part, 0.0) for part in range(3)))
         return None
 
-    def __call__(self, size: Sized) -> float:
+    def cost(self, size: Sized) -> float:
         """Return what a micro-batch costs."""
         return self.constant + self.per_token * size.area + self.per_square * size.attention
 
     def attention_share(self, size: Sized) -> float:
         """Return which share of what grows is its attention's."""
-        growing = self(size) - self.constant
+        growing = self.cost(size) - self.constant
         return self.per_square * size.attention / growing if growing > 0 else 0.0
 
 

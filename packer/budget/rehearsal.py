@@ -120,8 +120,8 @@ class Rehearsal:
             takes = f"would take about {gigabytes(tight.predicted)}"
         extreme = tight.extreme
         return (
-            f"micro-batch {extreme.row} of epoch {extreme.epoch} ({extreme.shape}, {', '.join(extreme.names)}) "
-            f"{takes}, and {fit}; {self.cure}"
+            f"micro-batch {extreme.row} of epoch {extreme.epoch} ({extreme.shape}, "
+            f"{', '.join(extreme.names)}) {takes}, and {fit}; {self.cure}"
         )
 
     def to_json(self) -> dict[str, Any]:
@@ -141,8 +141,8 @@ class Rehearsal:
         """Yield the lines for a person; on the first of several ranks with a line for each of the others."""
         segments = "expandable segments" if self.is_expandable else "segments that do not grow"
         yield (
-            f"rehearsal on {self.device}: {gigabytes(self.usable)} of {gigabytes(self.available)} to be used, "
-            f"{segments}"
+            f"rehearsal on {self.device}: {gigabytes(self.usable)} of {gigabytes(self.available)} to be "
+            f"used, {segments}"
         )
         yield f"  {'micro-batch':<38}{'shape':>16}{'allocated':>12}{'reserved':>12}{'seconds':>9}"
         for played in self.played:
@@ -206,7 +206,7 @@ def rehearse(
         optimizer: Or several.
         device: Where batches go: ``cuda``, ``cpu``, or a `Device`. Default: the GPU, if there is one.
         dataset: Whose samples are played. Default: random ids of the planned lengths.
-        loader_options: Further ones of ``PlanLoader``: ``sp_size``, ``pad_cu_seqlens``, ``collate`` and so on.
+        loader_options: Further ones of ``PlanLoader``: ``sp_size``, ``pad_cu_seqlens``, ``collate``.
         also: What else a step changes and has ``state_dict`` and ``load_state_dict``: a gradient scaler.
         backward: What the loop calls, where it is not ``loss.backward()``.
         update: What the loop calls for an update, where it is not ``optimizer.step()``.
@@ -220,9 +220,7 @@ def rehearse(
         PlanError: The plan is damaged, or cannot be played on this topology.
     """
     plan = plan if isinstance(plan, Plan) else load_plan(plan)
-    training = Training.of(
-        train_step, model, optimizer, also=tuple(also), backward=backward, update=update
-    )
+    training = Training.of(train_step, model, optimizer, also=tuple(also), backward=backward, update=update)
     place = open_device(device)
     usable = usable_bytes(place, margin)
     batches = Batches(plan, training, place, dataset, loader_options)
@@ -294,7 +292,7 @@ def _play(
     measured: list[Played] = []
     for extreme in extremes:
         law = memory_law(measured)
-        expected = None if law is None else int(law(extreme))
+        expected = None if law is None else int(law.cost(extreme))
         if not can_fail and max(ranks.from_all(expected or 0)) > usable:
             measured.append(Played(extreme=extreme, peak=None, seconds=None, fits=False, predicted=expected))
             continue
@@ -324,9 +322,7 @@ def _play_one(
         return Played(extreme=extreme, peak=None, seconds=None, fits=False, predicted=predicted)
     peak, seconds = found
     # where nothing caps the allocator, what it holds is held against the margin
-    return Played(
-        extreme=extreme, peak=peak, seconds=seconds, fits=can_fail or peak.reserved <= usable
-    )
+    return Played(extreme=extreme, peak=peak, seconds=seconds, fits=can_fail or peak.reserved <= usable)
 
 
 def _twice(stage: Stage, batches: Batches, extreme: Extreme) -> tuple[Peak, float]:
@@ -363,16 +359,18 @@ def _cure(plan: Plan, played: Sequence[Played], usable: int) -> str | None:
         return None
     general = "packer.calibrate finds the --max-tokens that fits; activation checkpointing raises it"
     law, extreme = memory_law(played), tight.extreme
-    if law is None or law(extreme) <= usable:
+    if law is None or law.cost(extreme) <= usable:
         return f"lower --max-tokens: {general}"
     if law.attention_share(extreme) > 0.5:
         rest = usable - law.constant - law.per_token * extreme.area
         most = int(rest / law.per_square)
         if most > 0:
-            return f"its attention takes most of it: plan with --max-attention {most}, or take a fused attention"
+            return (
+                f"its attention takes most of it: plan with --max-attention {most}, or take a fused attention"
+            )
     if not law.per_token:
         return f"lower --max-tokens: {general}"
-    share = (usable - law.constant) / max(law(extreme) - law.constant, 1.0)
+    share = (usable - law.constant) / max(law.cost(extreme) - law.constant, 1.0)
     if share <= 0:
         return f"weights and optimizer leave no room: shard them (FSDP2), or train fewer of them; {general}"
     budget = plan.config["max_tokens"]
@@ -381,5 +379,3 @@ def _cure(plan: Plan, played: Sequence[Played], usable: int) -> str | None:
     else:
         fitting = str(int(extreme.area * min(share, 1.0)))
     return f"about {fitting} tokens fit: plan with --max-tokens {fitting}, or let packer.calibrate find it"
-
-

@@ -1,4 +1,4 @@
-"""What a rehearsal changes, copied to the host before and put back after it: also when it ends in an error."""
+"""What a rehearsal changes, copied to the host before and put back after it, also if it ends in an error."""
 
 import copy
 import random

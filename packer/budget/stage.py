@@ -6,7 +6,6 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
@@ -42,7 +41,10 @@ class Training:
         """
         modules = (model,) if isinstance(model, nn.Module) else tuple(model)
         optimizers = (optimizer,) if hasattr(optimizer, "param_groups") else tuple(optimizer)
-        for kind, parts, sign in (("model", modules, "parameters"), ("optimizer", optimizers, "param_groups")):
+        for kind, parts, sign in (
+            ("model", modules, "parameters"),
+            ("optimizer", optimizers, "param_groups"),
+        ):
             if not parts or not all(hasattr(part, sign) for part in parts):
                 raise ConfigError(
                     f"{kind}= is to be a torch {kind} or several of them; what a run takes is measured with "
@@ -81,11 +83,12 @@ class Stage:
                 self._let_gradients_go()
         device.release()
 
-    def warm_up(self, batch: Batch) -> None:
+    def warm_up(self, batch: Batch) -> bool:
         """Play a micro-batch, allocate the optimizer's state, and play another: gradients are held now."""
         self._play(batch)
         self.update()
         self._play(batch)
+        return True
 
     def play(self, batch: Batch) -> tuple[Peak, float]:
         """Play a micro-batch while gradients are held; return its peak and its seconds.
@@ -139,7 +142,9 @@ class Stage:
     def _play(self, batch: Batch) -> None:
         loss = self._training.train_step(batch)
         if not (isinstance(loss, Tensor) and loss.numel() == 1 and loss.requires_grad):
-            found = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else type(loss).__name__
+            found = (
+                f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else type(loss).__name__
+            )
             raise ConfigError(
                 f"train_step returned {found}; let it return the micro-batch's loss, one number that has "
                 "gradients, and leave backward and the update to the rehearsal"
@@ -158,5 +163,3 @@ def gigabytes(num_bytes: float) -> str:
         if num_bytes >= size:
             return f"{num_bytes / size:.1f} {unit}"
     return f"{num_bytes / 1e3:.1f} kB"
-
-

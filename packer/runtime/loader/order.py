@@ -1,4 +1,4 @@
-"""The order in which the steps of an epoch are played: the plan's, or with its largest step moved to the front.
+"""The order in which the steps of an epoch are played: the plan's, or with its largest step first.
 
 A run that is to fail for want of memory then fails in its first step. The largest step is the one that holds
 the micro-batch with the largest tensor, on whichever rank; among equals, the one with the most attention.

@@ -47,10 +47,10 @@ class LoaderState:
             raise StateError(
                 f"the loader's state is a {type(state).__name__}; load what PlanLoader.state_dict() gave"
             )
-        version = state.get("version")
-        is_known = version in range(1, VERSION + 1)
-        names = {name for name in cls.__slots__ if is_known and _ADDED.get(name, 1) <= version}
-        if not (is_known and names <= set(state)):
+        version: Any = state.get("version")
+        known = int(version) if version in range(1, VERSION + 1) else 0
+        names = {name for name in cls.__slots__ if _ADDED.get(name, 1) <= known}
+        if not known or not names <= set(state):
             raise StateError(
                 f"the loader's state has version {version!r} and fields {', '.join(map(str, state))}; this "
                 f"packer reads versions 1 to {VERSION}: load what PlanLoader.state_dict() gave"
@@ -64,8 +64,9 @@ class LoaderState:
                 f"the loader's state {dict(state)} is no place in a plan; load what PlanLoader.state_dict() "
                 "gave"
             )
-        numbers |= {"version": VERSION, "largest_first": bool(numbers.get("largest_first"))}
-        return cls(**numbers, fingerprint=state["fingerprint"])
+        largest_first = bool(numbers.pop("largest_first", False))
+        numbers["version"] = VERSION
+        return cls(**numbers, fingerprint=state["fingerprint"], largest_first=largest_first)
 
     def place(
         self, resume: Resume, *, fingerprint: str, dp_size: int, grad_accum: int, largest_first: bool = False
