@@ -97,7 +97,7 @@ class Graphs:
 
 
 class PlainLoss(Decoder):
-    """The decoder with all logits at a time: recomputing them reads the random state, which no capture can."""
+    """The decoder with all logits at a time: recomputing reads the random state, which no capture can."""
 
     def _loss(self, hidden: Tensor, labels: Tensor) -> Tensor:
         return self._chunk_loss(hidden, labels)

@@ -15,6 +15,8 @@ _MUCH_MEMORY = 0.2
 """Share of what grows in memory from which on attention gets a bound of its own."""
 _MUCH_TIME = 0.5
 """Share of what grows in time from which on attention is worth a word."""
+_CLEAR = 0.1
+"""How far a law may be off what was measured, for anything to be said by it."""
 _FRAGMENTED = 0.05
 """Share of the allocator's memory between tensors that is worth a word."""
 _ENOUGH_MICROBATCHES = 16
@@ -40,6 +42,8 @@ def bound_of_attention(bench: Bench, chosen: Measured) -> int | None:
     """Return the ``max_attention`` that fits beside a full budget; None where memory hardly depends on it."""
     law, config = bench.memory, bench.candidates.config
     if law is None or not law.per_square or len(config.budgets) > 1:
+        return None
+    if law.misfit(bench.sizes, bench.peaks) > _CLEAR:
         return None
     if max(map(law.attention_share, bench.sizes)) < _MUCH_MEMORY:
         return None
@@ -68,7 +72,8 @@ def notes(
             "attention takes memory by the square of lengths: --max-attention "
             f"{max_attention} keeps it in bounds"
         )
-    if (law := bench.time) is not None:
+    law = bench.time
+    if law is not None and law.misfit(bench.sizes, bench.seconds) < _CLEAR:
         slowest = max(bench.sizes, key=law.cost)
         if (share := law.attention_share(slowest)) > _MUCH_TIME:
             yield (
@@ -110,5 +115,6 @@ def _on_the_mix(bench: Bench, speeds: Sequence[Measured], chosen: Measured) -> s
     wanted = (in_step // _ENOUGH_MICROBATCHES + 1) * _ENOUGH_MICROBATCHES
     return (
         f"the design effect of a step is {chosen.design_effect or 0:.1f}{beside}; {packed}--step-tokens of "
-        f"about {wanted * chosen.budget:,} makes steps of {counted(wanted, 'micro-batch')}, which can be a mix"
+        f"about {wanted * chosen.budget:,} makes steps of {counted(wanted, 'micro-batch')}, which can be a "
+        "mix"
     )

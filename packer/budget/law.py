@@ -49,6 +49,10 @@ class Law(NamedTuple):
         """Return what a micro-batch costs."""
         return self.constant + self.per_token * size.area + self.per_square * size.attention
 
+    def misfit(self, sizes: Sequence[Sized], costs: Sequence[float]) -> float:
+        """Return the largest error over what was measured, as a share of it."""
+        return max(abs(self.cost(size) / cost - 1) for size, cost in zip(sizes, costs, strict=True))
+
     def attention_share(self, size: Sized) -> float:
         """Return which share of what grows is its attention's."""
         growing = self.cost(size) - self.constant
