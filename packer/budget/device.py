@@ -277,7 +277,7 @@ class HostDevice:
 
     def release(self) -> None:
         """Give back what no tensor needs any more."""
-        gc.collect()
+        gc.collect(1)  # frames of an error are young
 
 
 class _Counting(TorchDispatchMode):  # type: ignore[no-untyped-call]

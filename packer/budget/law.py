@@ -19,6 +19,17 @@ class Sized(Protocol):
         """B·S², or Σ len²."""
 
 
+class Size(NamedTuple):
+    """The size of a micro-batch by itself."""
+
+    area: int
+    attention: int
+
+
+NOTHING = Size(0, 0)
+"""No micro-batch at all: what is there before one comes is a measurement, too."""
+
+
 class Law(NamedTuple):
     """constant + per_token · area + per_square · attention; no part is negative."""
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from packer.budget import ranks
 from packer.budget.device import Device, Peak, open_device
 from packer.budget.extremes import Extreme, find_extremes
-from packer.budget.law import Law
+from packer.budget.law import NOTHING, Law
 from packer.budget.snapshot import Stateful
 from packer.budget.stage import Stage, Training, gigabytes
 from packer.budget.synthetic import SyntheticSamples, smallest_vocabulary
@@ -231,7 +231,10 @@ def rehearse(
         available = place.available()
         with place.capped(usable if alone else None):
             is_ready = stage.attempt(lambda: stage.warm_up(batches.of(extremes[0])) or True)
-            played = list(_play(stage, batches, extremes, usable, can_fail=alone)) if is_ready else []
+            constant = stage.constant()
+            played = []
+            if is_ready:
+                played = list(_play(stage, batches, extremes, usable, constant, can_fail=alone))
             updated = stage.attempt(stage.update) if is_ready else None
     if not is_ready:
         played = [Played(extreme=extreme, peak=None, seconds=None, fits=False) for extreme in extremes[:1]]
@@ -244,7 +247,7 @@ def rehearse(
         played=tuple(played),
         update=None if updated is None else updated[0],
         update_seconds=None if updated is None else updated[1],
-        cure=_cure(plan, played, usable),
+        cure=_cure(plan, played, usable, constant),
     )
     return found if alone else replace(found, others=tuple(ranks.from_all(found)))
 
@@ -286,12 +289,18 @@ class Batches:
 
 
 def _play(
-    stage: Stage, batches: Batches, extremes: Sequence[Extreme], usable: int, *, can_fail: bool
+    stage: Stage,
+    batches: Batches,
+    extremes: Sequence[Extreme],
+    usable: int,
+    constant: int,
+    *,
+    can_fail: bool,
 ) -> Iterator[Played]:
     """Play extremes in their order, then the largest that fitted once more: fragments have come to be."""
     measured: list[Played] = []
     for extreme in extremes:
-        law = memory_law(measured)
+        law = _memory_law(measured, constant)
         expected = None if law is None else int(law.cost(extreme))
         if not can_fail and max(ranks.from_all(expected or 0)) > usable:
             measured.append(Played(extreme=extreme, peak=None, seconds=None, fits=False, predicted=expected))
@@ -346,21 +355,24 @@ def _highest(one: Peak, other: Peak) -> Peak:
     )
 
 
-def memory_law(measured: Sequence[Played]) -> Law | None:
-    """Return how the peak grows, from what was played to its end."""
+def _memory_law(measured: Sequence[Played], constant: int) -> Law | None:
+    """Return how the peak grows from what is there before, by what was played to its end."""
     known = [(played.extreme, played.peak.allocated) for played in measured if played.peak is not None]
-    return Law.fit([size for size, _ in known], [cost for _, cost in known]) if known else None
+    return Law.fit([NOTHING, *(size for size, _ in known)], [constant, *(cost for _, cost in known)])
 
 
-def _cure(plan: Plan, played: Sequence[Played], usable: int) -> str | None:
+def _cure(plan: Plan, played: Sequence[Played], usable: int, constant: int) -> str | None:
     """Say what would fit, from how the peak grows."""
     tight = next((one for one in reversed(played) if not one.fits), None)
     if tight is None:
         return None
     general = "packer.calibrate finds the --max-tokens that fits; activation checkpointing raises it"
-    law, extreme = memory_law(played), tight.extreme
-    if law is None or law.cost(extreme) <= usable:
-        return f"lower --max-tokens: {general}"
+    law, extreme = _memory_law(played, constant), tight.extreme
+    if law is None or law.cost(extreme) <= usable:  # something grows that the others do not tell
+        return (
+            f"lower --max-tokens, or set --max-attention below {extreme.attention} if attention takes it: "
+            f"{general}"
+        )
     if law.attention_share(extreme) > 0.5:
         rest = usable - law.constant - law.per_token * extreme.area
         most = int(rest / law.per_square)

@@ -90,6 +90,11 @@ class Stage:
         self._play(batch)
         return True
 
+    def constant(self) -> int:
+        """Return the bytes that are taken now, between two micro-batches."""
+        self._device.reset_peak()
+        return self._device.peak().allocated
+
     def play(self, batch: Batch) -> tuple[Peak, float]:
         """Play a micro-batch while gradients are held; return its peak and its seconds.
 
@@ -142,11 +147,10 @@ class Stage:
     def _play(self, batch: Batch) -> None:
         loss = self._training.train_step(batch)
         if not (isinstance(loss, Tensor) and loss.numel() == 1 and loss.requires_grad):
-            found = (
-                f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else type(loss).__name__
-            )
+            is_tensor = isinstance(loss, Tensor)
+            found = f"tensor of shape {tuple(loss.shape)}" if is_tensor else type(loss).__name__
             raise ConfigError(
-                f"train_step returned {found}; let it return the micro-batch's loss, one number that has "
+                f"train_step returned a {found}; let it return the micro-batch's loss, one number that has "
                 "gradients, and leave backward and the update to the rehearsal"
             )
         self._training.backward(loss)

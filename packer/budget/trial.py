@@ -9,7 +9,7 @@ from packer.budget import ranks
 from packer.budget.candidates import Candidates
 from packer.budget.device import Device, Peak, is_out_of_memory
 from packer.budget.extremes import Extreme, find_extremes, typical
-from packer.budget.law import Law
+from packer.budget.law import NOTHING, Law
 from packer.budget.rehearsal import Batches
 from packer.budget.stage import Stage, Training
 from packer.errors import PlanError
@@ -78,12 +78,12 @@ class Bench:
     @property
     def memory(self) -> Law | None:
         """How memory grows with a micro-batch."""
-        return Law.fit(self.sizes, self.peaks) if self.sizes else None
+        return Law.fit([NOTHING, *self.sizes], [self.constant, *self.peaks])
 
     @property
     def time(self) -> Law | None:
         """How time grows with a micro-batch."""
-        return Law.fit(self.sizes, self.seconds) if self.sizes else None
+        return Law.fit(self.sizes, self.seconds)
 
     def warm_up(self, budget: int) -> bool:
         """Allocate gradients and the optimizer's state with the smallest micro-batch; False: it does not fit.
@@ -95,8 +95,7 @@ class Bench:
         batch = self._batches(plan).of(find_extremes(plan)[0])
         if self._attempt(lambda: self.stage.warm_up(batch)) is None:
             return False
-        self._device.reset_peak()
-        self.constant = max(ranks.from_all(self._device.peak().allocated))
+        self.constant = max(ranks.from_all(self.stage.constant()))
         return True
 
     def seconds_of(self, budget: int) -> float:
