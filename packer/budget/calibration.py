@@ -94,7 +94,7 @@ def calibrate(
     place = open_device(device)
     available, usable = place.available(), usable_bytes(place, margin)
     bench = Bench(candidates, training, place, usable=usable, dataset=dataset, loader_options=loader_options)
-    with bench.stage.set(), place.capped(usable if bench.can_fail else None):
+    with bench.stage.set(), place.capped(usable if bench.stage.can_fail else None):
         search = _search(bench, clock)
         speeds = _speeds(bench, search, clock)
     assert search.largest is not None

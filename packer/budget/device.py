@@ -14,6 +14,7 @@ from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
+from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 
@@ -245,8 +246,10 @@ class HostDevice:
         Raises:
             torch.OutOfMemoryError: The limit is passed.
         """
+        if isinstance(tensor, DTensor):
+            tensor = tensor.to_local()
         storage = tensor.untyped_storage()
-        key = storage.data_ptr() or id(storage)
+        key = storage.data_ptr()
         num_bytes = storage.nbytes()
         if tensor.device.type != "cpu" or not num_bytes or key in self._sizes:
             return

@@ -226,15 +226,14 @@ def rehearse(
     batches = Batches(plan, training, place, dataset, loader_options)
     extremes = find_extremes(plan)
     stage = Stage(training, place)
-    alone = ranks.world_size() == 1
     with stage.set():
         available = place.available()
-        with place.capped(usable if alone else None):
+        with place.capped(usable if stage.can_fail else None):
             is_ready = stage.attempt(lambda: stage.warm_up(batches.of(extremes[0])) or True)
             constant = stage.constant()
             played = []
             if is_ready:
-                played = list(_play(stage, batches, extremes, usable, constant, can_fail=alone))
+                played = list(_play(stage, batches, extremes, usable, constant))
             updated = stage.attempt(stage.update) if is_ready else None
     if not is_ready:
         played = [Played(extreme=extreme, peak=None, seconds=None, fits=False) for extreme in extremes[:1]]
@@ -249,7 +248,7 @@ def rehearse(
         update_seconds=None if updated is None else updated[1],
         cure=_cure(plan, played, usable, constant),
     )
-    return found if alone else replace(found, others=tuple(ranks.from_all(found)))
+    return found if stage.can_fail else replace(found, others=tuple(ranks.from_all(found)))
 
 
 def usable_bytes(device: Device, margin: float) -> int:
@@ -294,22 +293,20 @@ def _play(
     extremes: Sequence[Extreme],
     usable: int,
     constant: int,
-    *,
-    can_fail: bool,
 ) -> Iterator[Played]:
     """Play extremes in their order, then the largest that fitted once more: fragments have come to be."""
     measured: list[Played] = []
     for extreme in extremes:
         law = _memory_law(measured, constant)
         expected = None if law is None else int(law.cost(extreme))
-        if not can_fail and max(ranks.from_all(expected or 0)) > usable:
+        if not stage.can_fail and any(ranks.from_all((expected or 0) > usable)):
             measured.append(Played(extreme=extreme, peak=None, seconds=None, fits=False, predicted=expected))
             continue
-        measured.append(_play_one(stage, batches, extreme, usable, expected, can_fail=can_fail))
+        measured.append(_play_one(stage, batches, extreme, usable, expected))
     largest = next((at for at in reversed(range(len(measured))) if measured[at].fits), None)
     if largest is not None and len(measured) > 1:
         extreme = measured[largest].extreme
-        again = _play_one(stage, batches, extreme, usable, None, can_fail=can_fail)
+        again = _play_one(stage, batches, extreme, usable, None)
         measured[largest] = again if not again.fits else _higher(measured[largest], again)
     yield from measured
 
@@ -320,18 +317,15 @@ def _play_one(
     extreme: Extreme,
     usable: int,
     expected: int | None,
-    *,
-    can_fail: bool,
 ) -> Played:
-    work = partial(_twice, stage, batches, extreme)
-    found = stage.attempt(work) if can_fail else work()
+    found = stage.attempt(partial(_twice, stage, batches, extreme))
     if found is None:
         # a prediction that would fit is no news of one that did not
         predicted = expected if expected is not None and expected > usable else None
         return Played(extreme=extreme, peak=None, seconds=None, fits=False, predicted=predicted)
     peak, seconds = found
     # where nothing caps the allocator, what it holds is held against the margin
-    return Played(extreme=extreme, peak=peak, seconds=seconds, fits=can_fail or peak.reserved <= usable)
+    return Played(extreme=extreme, peak=peak, seconds=seconds, fits=stage.can_fail or peak.reserved <= usable)
 
 
 def _twice(stage: Stage, batches: Batches, extreme: Extreme) -> tuple[Peak, float]:

@@ -9,9 +9,10 @@ from typing import Any, TypeVar
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from packer.budget import ranks
 from packer.budget.device import Device, Peak, is_out_of_memory
 from packer.budget.snapshot import Stateful, left_as_it_was
-from packer.errors import ConfigError
+from packer.errors import ConfigError, PlanError
 from packer.runtime.batches.batch import Batch
 from packer.runtime.rate_and_loss import scaled_lr
 
@@ -70,6 +71,8 @@ class Stage:
     def __init__(self, training: Training, device: Device) -> None:
         self._training = training
         self._device = device
+        self.can_fail = ranks.world_size() == 1
+        """Running out of memory is survived; several ranks would wait for the one that did."""
 
     @contextmanager
     def set(self) -> Iterator[None]:
@@ -134,12 +137,21 @@ class Stage:
         return time.perf_counter() - start
 
     def attempt(self, work: Callable[[], Result]) -> Result | None:
-        """Return what ``work`` returns, or None if memory did not do; what it took is given back then."""
+        """Return what ``work`` returns, or None if memory did not do; what it took is given back then.
+
+        Raises:
+            PlanError: Memory did not do on one of several ranks, for which the others wait.
+        """
         try:
             return work()
         except Exception as error:
             if not is_out_of_memory(error):
                 raise
+            if not self.can_fail:
+                raise PlanError(
+                    f"rank {ranks.rank()} ran out of memory, and {ranks.world_size()} ranks cannot go on "
+                    "without it; begin with a plan of smaller --max-tokens, or on one rank"
+                ) from error
         # Only here, where the error is gone, nothing holds the tensors of the frames that it came through.
         self._device.release()
         return None

@@ -1,26 +1,29 @@
 """A budget tried: the extreme micro-batches of its plan, and how fast the others are."""
 
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from torch import Tensor
+from torch.utils._pytree import tree_iter
+
 from packer.budget import ranks
 from packer.budget.candidates import Candidates
-from packer.budget.device import Device, Peak, is_out_of_memory
+from packer.budget.device import Device, Peak
 from packer.budget.extremes import Extreme, find_extremes, typical
 from packer.budget.law import NOTHING, Law
 from packer.budget.rehearsal import Batches
 from packer.budget.stage import Stage, Training
-from packer.errors import PlanError
 from packer.plan import Plan
+from packer.runtime.batches.batch import Batch
 
 LAPS = 3
 """Timed rounds of a speed, of which the middle one counts."""
 _SURE = 4
 """Measurements from which on micro-batches that take less than the largest need not be played."""
 _NEARLY_LARGEST = 0.99
-_LAP_SECONDS = 0.3
+LAP_SECONDS = 0.3
 """A round is no shorter, or a clock's noise would show in it."""
 
 
@@ -59,15 +62,13 @@ class Bench:
         loader_options: Mapping[str, Any] | None,
     ) -> None:
         self.candidates = candidates
-        self.usable = usable
-        """Bytes."""
+        self.usable = min(ranks.from_all(usable))
+        """Bytes, of the rank that has the fewest."""
         self.stage = Stage(training, device)
         self._training = training
         self._device = device
         self._dataset = dataset
         self._loader_options = loader_options
-        self.can_fail = ranks.world_size() == 1
-        """Running out of memory is survived; several ranks would wait for the one that did."""
         self.sizes: list[Extreme] = []
         self.peaks: list[float] = []
         self.seconds: list[float] = []
@@ -93,7 +94,7 @@ class Bench:
         """
         plan = self.candidates.microbatches(budget)
         batch = self._batches(plan).of(find_extremes(plan)[0])
-        if self._attempt(lambda: self.stage.warm_up(batch)) is None:
+        if self.stage.attempt(lambda: self.stage.warm_up(batch)) is None:
             return False
         self.constant = max(ranks.from_all(self.stage.constant()))
         return True
@@ -121,7 +122,7 @@ class Bench:
             if peak is None:
                 return Trial(budget=budget, fits=False, peak=None, largest_area=largest_area)
             highest = Peak(*map(max, highest, peak))
-        fits = self.can_fail or highest.reserved <= self.usable
+        fits = self.stage.can_fail or highest.reserved <= self.usable
         return Trial(budget=budget, fits=fits, peak=highest, largest_area=largest_area)
 
     def measure_speed(self, budget: int, seconds: float) -> Speed | None:
@@ -138,12 +139,14 @@ class Bench:
         chosen = typical(plan, count)
         batches = self._batches(plan)
         made = [batches.of(extreme) for extreme in chosen]
-        laps = max(1, min(round(_LAP_SECONDS / (expected * len(made))), 50))
+        if not self.stage.can_fail and not self._fit(chosen, made):
+            return None
+        laps = max(1, min(round(LAP_SECONDS / (expected * len(made))), 50))
         self._device.release()
         self._device.reset_peak()
-        if self._attempt(lambda: self.stage.lap(made)) is None:
+        if self.stage.attempt(lambda: self.stage.lap(made)) is None:
             return None
-        found = self._attempt(lambda: [self.stage.lap(made * laps) for _ in range(LAPS)])
+        found = self.stage.attempt(lambda: [self.stage.lap(made * laps) for _ in range(LAPS)])
         if found is None:
             return None
         lap = max(ranks.from_all(statistics.median(found))) / laps
@@ -157,6 +160,14 @@ class Bench:
             peak=peak,
         )
 
+    def _fit(self, chosen: Sequence[Extreme], made: Sequence[Batch]) -> bool:
+        """Whether micro-batches fit by what is known of memory, each beside the batches of the others."""
+        law = self.memory
+        waiting = sum(
+            value.nbytes for batch in made for value in tree_iter(batch) if isinstance(value, Tensor)
+        )
+        return law is None or max(map(law.cost, chosen)) + waiting <= self.usable
+
     def _worth_playing(self, extremes: Sequence[Extreme]) -> list[Extreme]:
         """Return the extremes that may be the one that takes most; all of them before that can be told."""
         law = self.memory
@@ -168,10 +179,10 @@ class Bench:
     def _play(self, batches: Batches, extreme: Extreme) -> Peak | None:
         """Play a micro-batch; None if memory does not do, or, on several ranks, would not."""
         law = self.memory
-        if not self.can_fail and law is not None and law.cost(extreme) > self.usable:
+        if not self.stage.can_fail and law is not None and law.cost(extreme) > self.usable:
             return None
         batch = batches.of(extreme)
-        found = self._attempt(lambda: self.stage.play(batch))
+        found = self.stage.attempt(lambda: self.stage.play(batch))
         if found is None:
             return None
         peak, seconds = found
@@ -180,19 +191,6 @@ class Bench:
         self.peaks.append(float(peak.allocated))
         self.seconds.append(max(ranks.from_all(seconds)))
         return peak
-
-    def _attempt(self, work: Callable[[], Any]) -> Any:
-        if self.can_fail:
-            return self.stage.attempt(work)
-        try:
-            return work()
-        except Exception as error:
-            if not is_out_of_memory(error):
-                raise
-            raise PlanError(
-                f"rank {ranks.rank()} ran out of memory in a calibration over {ranks.world_size()} ranks, "
-                "where the others wait for it; begin with a smaller max_tokens, or calibrate on one rank"
-            ) from error
 
     def _batches(self, plan: Plan) -> Batches:
         return Batches(plan, self._training, self._device, self._dataset, self._loader_options)
