@@ -51,7 +51,8 @@ def test_each_epochs_largest_step_is_played_first_and_the_others_keep_their_orde
     usual, moved = loader(plan), loader(plan, largest_first=True)
     for epoch in range(plan.num_epochs):
         steps, largest = steps_of(usual), naive_largest(plan, epoch)
-        assert sorted(map(str, played := steps_of(moved))) == sorted(map(str, steps))
+        played = steps_of(moved)
+        assert sorted(map(str, played)) == sorted(map(str, steps))
         first = next(place for place, step in enumerate(steps) if step == played[0])
         assert played == [steps[first], *steps[:first], *steps[first + 1 :]]
         if layout == "padded":
