@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from packer.analyzer import analyze as analyze
     from packer.analyzer import analyze_dataset as analyze_dataset
     from packer.analyzer import sample_metric as sample_metric
+    from packer.budget import calibrate as calibrate
+    from packer.budget import rehearse as rehearse
     from packer.metrics import open_metrics as open_metrics
     from packer.plan import Plan as Plan
     from packer.plan import load_plan as load_plan
@@ -37,6 +39,7 @@ _HOMES = {
     "Step": "packer.runtime",
     "analyze": "packer.analyzer",
     "analyze_dataset": "packer.analyzer",
+    "calibrate": "packer.budget",
     "count_loss_tokens": "packer.runtime",
     "load_plan": "packer.plan",
     "make_plan": "packer.planner",
@@ -44,6 +47,7 @@ _HOMES = {
     "materialize": "packer.shards.materialize",
     "open_dataset": "packer.shards",
     "open_metrics": "packer.metrics",
+    "rehearse": "packer.budget",
     "sample_metric": "packer.analyzer",
     "scaled_lr": "packer.runtime",
     "verify_plan": "packer.plan",
