@@ -49,6 +49,15 @@ def test_pieces_of_samples(
     )
 
 
+def test_the_largest_step_first_is_the_largest_of_the_plan(tmp_path: Path) -> None:
+    world = token_world(tmp_path, dp_size=2, grad_accum=2)
+    dataset = opened(world, tmp_path)
+    at = {"dp_rank": 1, "dp_size": 2}
+    moved = batches_of(world.plan, dataset, largest_first=True, **at)
+    assert moved == batches_of(world.plan, world.dataset, largest_first=True, **at)
+    assert moved != batches_of(world.plan, world.dataset, **at)
+
+
 def test_pairs_with_a_budget_for_each(tmp_path: Path) -> None:
     world = world_of("pair", tmp_path, layout="padded", max_tokens={"chosen": 90, "rejected": 60})
     assert batches_of(world.plan, opened(world, tmp_path)) == batches_of(world.plan, world.dataset)
