@@ -11,7 +11,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from packer.sources.cache import BatchCache
 from packer.sources.columns import find_field
-from packer.sources.part import UNIT_BYTES, Columns, OnError, Part, Unit
+from packer.sources.part import UNIT_BYTES, Columns, OnError, Part, PartBlocks, Unit
 
 MAX_OPEN_FILES = 128
 
@@ -75,6 +75,14 @@ class Source:
             for unit in part.units(number, columns, target_bytes)
         ]
 
+    def blocks(self, columns: Sequence[str] = ()) -> list[PartBlocks | None]:
+        """Return the blocks of each file; None where only reading tells how many rows they have.
+
+        Args:
+            columns: the columns that will be read; all, if none is named.
+        """
+        return [self._opened(number).blocks(columns) for number in range(len(self.parts))]
+
     def read(self, unit: Unit, columns: Columns) -> Iterator[pa.RecordBatch]:
         """Yield the rows of a unit in order, in batches of bounded size, holding at least ``columns``.
 
@@ -82,6 +90,10 @@ class Source:
             SourceError: the file is damaged; the message names it and the place in it.
         """
         yield from self._opened(unit.part).read(unit, columns)
+
+    def first_row_of(self, unit: Unit) -> int:
+        """Return the row of the whole at which a unit begins; JSON Lines are scanned once to tell."""
+        return int(self.first_rows[unit.part]) + self.parts[unit.part].first_row_of(unit)
 
     def share_read(self, unit: Unit, num_rows: int) -> float:
         """Return about how much of a unit is read, 0 to 1, once ``num_rows`` of its rows are."""
