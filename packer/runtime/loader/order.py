@@ -54,7 +54,7 @@ class LargestFirst:
         return self._epoch.microbatch(self.planned_row(row))
 
     def planned_row(self, row: int) -> int:
-        """Return the row of the plan that is played as ``row``."""
+        """Return the row of the plan that is played as this one."""
         step, within = divmod(row, self._step_size)
         return self._planned(step) * self._step_size + within
 
@@ -74,6 +74,11 @@ def open_epoch(plan: Plan, epoch: int, *, largest_first: bool) -> Epoch | Larges
     if not largest_first:
         return opened
     return LargestFirst(opened, layout=plan.layout, step_size=plan.dp_size * plan.grad_accum)
+
+
+def planned_row(epoch: Epoch | LargestFirst, row: int) -> int:
+    """Return the row of the plan that is played as this one: what draws and shards go by."""
+    return epoch.planned_row(row) if isinstance(epoch, LargestFirst) else row
 
 
 def require_free_order(plan: Plan) -> None:

@@ -28,7 +28,7 @@ from packer.runtime.batches.pairs import (
 from packer.runtime.batches.pieces import read_pieces, read_samples
 from packer.runtime.batches.rows import MicroBatchDataset, read_row, reads_microbatches
 from packer.runtime.batches.segments import Segments
-from packer.runtime.loader.order import LargestFirst, open_epoch
+from packer.runtime.loader.order import LargestFirst, open_epoch, planned_row
 from packer.runtime.loader.progress import Place, Read
 from packer.runtime.loader.randomness import Randomness
 from packer.runtime.sequence_parallel.shard import RowLayout, Shard, rank_spans
@@ -124,12 +124,13 @@ class MicroBatchReader:
             self._epoch = open_epoch(self._plan, place.epoch, largest_first=self._largest_first)
             self._epoch_number = place.epoch
         planned = self._epoch.microbatch(row)
+        row = planned_row(self._epoch, row)
         dataset = self._dataset
         if own.reads_samples and reads_microbatches(dataset):
             if dataset.rows_ahead:
                 self._prefetch(dataset, place)
             copies = self._user_collate is not None or self._collator.pad_sample is not None
-            dataset = read_row(dataset, place.epoch, self._planned_row(row), planned, copies=copies)
+            dataset = read_row(dataset, place.epoch, row, planned, copies=copies)
         shape = PlannedShape(
             self._layout,
             planned.seqlens,
@@ -189,16 +190,10 @@ class MicroBatchReader:
         first = place.step * grad_accum + place.accum
         last = self._epoch.num_steps * grad_accum
         rows = [
-            self._planned_row(
-                row_of(at // grad_accum, at % grad_accum, own.dp_rank, own.dp_size, self._step_size)
-            )
+            row_of(at // grad_accum, at % grad_accum, own.dp_rank, own.dp_size, self._step_size)
             for at in range(first, min(first + stride * (1 + dataset.rows_ahead), last), stride)
         ]
-        dataset.prefetch(place.epoch, rows)
-
-    def _planned_row(self, row: int) -> int:
-        """Return the row of the plan that is played as ``row``."""
-        return self._epoch.planned_row(row) if isinstance(self._epoch, LargestFirst) else row
+        dataset.prefetch(place.epoch, [planned_row(self._epoch, row) for row in rows])
 
     def _collate(self, dataset: Any, planned: MicroBatch, shape: PlannedShape, accum: int) -> Collated:
         if self._coordinates.sp_size > 1:

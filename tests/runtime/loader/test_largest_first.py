@@ -173,3 +173,25 @@ def test_any_row_can_be_read_and_the_place_stays() -> None:
         assert batch.step.index == expected.step
     assert usual.state_dict()["step"] == 0
     assert steps_of(usual) == steps_of(loader(plan, dp_rank=1, dp_size=2))
+
+
+def test_a_data_set_of_whole_micro_batches_is_asked_by_the_plans_rows() -> None:
+    plan = make_plan(epochs=1)
+
+    class Rows(Tokens):
+        rows_ahead = 2
+
+        def read_microbatch(self, epoch: int, row: int) -> list[Any]:
+            return [self[sample_id] for sample_id in plan.epoch(epoch).microbatch(row).sample_ids.tolist()]
+
+        def prefetch(self, epoch: int, rows: list[int]) -> None:
+            assert rows
+
+        def require_plan(self, fingerprint: str) -> None:
+            assert fingerprint == plan.fingerprint
+
+    def tokens(dataset: Any) -> list[Any]:
+        batches = PlanLoader(plan, dataset, largest_first=True).microbatches()
+        return [batch["input_ids"].tolist() for batch in batches]
+
+    assert tokens(Rows(LENGTHS)) == tokens(Tokens(LENGTHS))
