@@ -29,6 +29,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from packer.plan import DroppedSamples, Plan, PlanFacts, PlannedEpoch, load_plan, write_plan
+from packer.plan.sources import PlanSource
 from packer.planner import PlanConfig
 from packer.runtime import PlanLoader
 from packer.runtime.batches.collate import Collator, PlannedShape
@@ -102,8 +103,7 @@ def write_synthetic_plan(path: Path, num_samples: int, layout: str) -> Plan:
     )
     facts = PlanFacts(
         config=PlanConfig(max_tokens=TOKENS, layout=layout).to_json(),
-        num_samples=num_samples,
-        num_tokens=num_samples * SEQLEN,
+        sources=[PlanSource(num_samples=num_samples, num_tokens=num_samples * SEQLEN)],
         loss_tokens="seqlen - 1",
     )
     return write_plan(path, facts, [epoch], dropped=_nothing())

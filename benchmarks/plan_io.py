@@ -16,6 +16,7 @@ import numpy as np
 from disk import write_zeros
 
 from packer.plan import DroppedSamples, PlanFacts, PlannedEpoch, load_plan, verify_plan, write_plan
+from packer.plan.sources import PlanSource
 
 SAMPLES_PER_MICROBATCH = 16
 RANKS = 8
@@ -67,7 +68,9 @@ def main() -> None:
         "lr_scaling": "none", "lr_by": "samples", "remainder": "drop", "too_long": "error",
     }  # fmt: skip
     facts = PlanFacts(
-        config=config, num_samples=num_samples, num_tokens=400 * num_samples, loss_tokens="seqlen - 1"
+        config=config,
+        sources=[PlanSource(num_samples=num_samples, num_tokens=400 * num_samples)],
+        loss_tokens="seqlen - 1",
     )
     epoch = epoch_of(num_samples)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

@@ -20,6 +20,7 @@ _COMMANDS = {
     "compare": "Show what differs between two plans.",
     "materialize": "Write the samples in the order in which a plan reads them.",
     "export": "Write a plan as DeepSpeed's lists, NumPy arrays or Parquet.",
+    "doctor": "Show versions and the machine, and test kernels and files: for a bug report.",
 }
 
 

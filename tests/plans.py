@@ -10,6 +10,7 @@ import pyarrow as pa
 
 from packer.plan import DROP_REASONS, DroppedSamples, Plan, PlanFacts, PlannedEpoch, plan_in_memory
 from packer.plan.digest import HEADER_HASH, batch_digest, content_hash, header_hash
+from packer.plan.sources import PlanSource
 from tests import invariants
 
 
@@ -53,8 +54,7 @@ def facts(seqlens: list[int], **options: object) -> PlanFacts:
     """Return the facts of a plan over samples of these lengths."""
     return PlanFacts(
         config=config(**options),
-        num_samples=len(seqlens),
-        num_tokens=sum(seqlens),
+        sources=[PlanSource(num_samples=len(seqlens), num_tokens=sum(seqlens))],
         lr_base=1.0,
         loss_tokens="seqlen - 1",
     )
@@ -203,7 +203,9 @@ def many_rows(num_rows: int, num_epochs: int = 1) -> tuple[PlanFacts, list[Plann
         lr_scales=np.ones(num_rows),
         dropped=drops(),
     )
-    made = PlanFacts(config=config(), num_samples=2 * num_rows, num_tokens=14 * num_rows)
+    made = PlanFacts(
+        config=config(), sources=[PlanSource(num_samples=2 * num_rows, num_tokens=14 * num_rows)]
+    )
     return made, [planned] * num_epochs
 
 

@@ -45,8 +45,8 @@ def verify_source(
         ConfigError: neither plan nor metrics say what the length of a sample is.
     """
     source = source if isinstance(source, Source) else open_source(source)
-    check_planned(plan.header, source)
-    definition = planned_definition(plan.header, metrics.definition if metrics else {}, tokenizer)
+    check_planned(source, plan.num_samples, plan.sources[0].files)
+    definition = planned_definition(plan.definition, metrics.definition if metrics else {}, tokenizer)
     source = source.tolerating(definition.on_error)
     check_definition(source, definition)
     metric = main_metric(plan, definition.metrics)

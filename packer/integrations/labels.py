@@ -14,7 +14,7 @@ IGNORE_INDEX = -100
 
 def labels_are_shifted(plan: Plan) -> bool:
     """Whether ``labels[i]`` of the data set is what position i predicts already: ``analyze --no-shift``."""
-    definition = plan.header.get("definition") or {}
+    definition = plan.definition
     return bool(definition.get("labels_column")) and not definition.get("shift", True)
 
 

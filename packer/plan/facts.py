@@ -4,6 +4,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from packer.plan.sources import PlanSource, joint_fingerprint
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PlanFacts:
@@ -11,19 +13,32 @@ class PlanFacts:
 
     config: Mapping[str, Any]
     """The whole configuration: one entry an option, by its name with underscores."""
-    num_samples: int
-    """Samples of the source, planned or not."""
-    num_tokens: int
-    """Tokens of the source: the sum of its sequence lengths."""
+    sources: Sequence[PlanSource]
+    """The data sets, in order; ids count through them."""
     max_seqlen: int | None = None
     """A longer sample is too long: it is dropped, truncated, or split into pieces of so many tokens."""
-    metrics_fingerprint: str | None = None
-    """Of the metrics directory; None where lengths came as an array."""
-    sources: Sequence[Mapping[str, Any]] | None = None
-    """Identities of the source files, as in the metrics' manifest; None where there is none."""
-    definition: Mapping[str, Any] | None = None
-    """How the lengths were measured, as in the metrics' manifest; None where there is none."""
+    phases: Sequence[Mapping[str, Any]] | None = None
+    """Stretches of the plan with shares of their own, in order: ``first_step``, and ``shares`` by source."""
     lr_base: float | None = None
     """The size at which the learning-rate factor is 1, in the unit of ``lr_by``; None without scaling."""
     loss_tokens: str | None = None
     """Where the steps' loss tokens come from (``labels``, ``seqlen - 1``); None where they are unknown."""
+
+    @property
+    def num_samples(self) -> int:
+        """Samples of all sources, planned or not."""
+        return sum(source.num_samples for source in self.sources)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the facts as ``plan.json`` has them."""
+        return {
+            "config": dict(self.config),
+            "num_samples": self.num_samples,
+            "num_tokens": sum(source.num_tokens for source in self.sources),
+            "max_seqlen": self.max_seqlen,
+            "metrics_fingerprint": joint_fingerprint(self.sources),
+            "sources": [source.to_json() for source in self.sources],
+            "phases": self.phases,
+            "lr_base": self.lr_base,
+            "loss_tokens": self.loss_tokens,
+        }

@@ -24,6 +24,13 @@ def first_problem(header: Mapping[str, Any]) -> str | None:
 def _problems(header: Mapping[str, Any]) -> Iterator[str]:
     """Yield problems; after the first one the rest of the header cannot be relied on."""
     yield from _misfits(header, _HEADER, "")
+    yield from _misfits(header, _HEADER_OF_VERSION_2 if header["version"] >= 2 else _HEADER_OF_VERSION_1, "")
+    if header["version"] >= 2:
+        for number, source in enumerate(header["sources"]):
+            yield from _misfits(source, _SOURCE, f"sources[{number}].")
+        for number, phase in enumerate(header["phases"] or []):
+            yield from _misfits(phase, _PHASE, f"phases[{number}].")
+        yield from _problems_of_sources(header)
     yield from _misfits(header["config"], _CONFIG, "config.")
     yield from _misfits(header["config"], _OPTIONS, "config.", may_miss=True)
     if header["config"].get("sample_ids") is not None:
@@ -36,6 +43,8 @@ def _problems(header: Mapping[str, Any]) -> Iterator[str]:
             yield from _misfits(counts, _EPOCH_OF_VERSION_2, f"epochs[{number}].")
             yield from _misfits(counts["design_effect"], _DESIGN_EFFECT, f"epochs[{number}].design_effect.")
         yield from _misfits(counts["figures"], _FIGURES, f"epochs[{number}].figures.", may_miss=True)
+        if "blocks" in counts["figures"]:
+            yield from _misfits(counts["figures"]["blocks"], _BLOCKS, f"epochs[{number}].figures.blocks.")
         for raised in counts["figures"].get("curriculum_raises", []):
             yield from _misfits(raised, _RAISE, f"epochs[{number}].figures.curriculum_raises.")
     for drops in [header["dropped"], *(counts["dropped"] for counts in header["epochs"])]:
@@ -65,6 +74,23 @@ def _contradictions(header: Mapping[str, Any]) -> Iterator[str]:
             yield f"epoch {number} has {counted(rows, 'micro-batch')}, {planned}"
         if counts["num_steps"] != steps or counts["num_microbatches"] != rows:
             yield f"epochs[{number}] counts other steps and micro-batches than its files have rows"
+
+
+def _problems_of_sources(header: Mapping[str, Any]) -> Iterator[str]:
+    """Yield what is wrong with ids that count through the sources, and with names that tell them apart."""
+    sources, next_id = header["sources"], 0
+    for number, source in enumerate(sources):
+        if source["first_id"] != next_id:
+            yield f"sources[{number}].first_id is {source['first_id']}, {next_id} samples are before it"
+        next_id += source["num_samples"]
+    if next_id != header["num_samples"]:
+        yield f"num_samples is {header['num_samples']}, the sources have {next_id}"
+    names = {source["name"] for source in sources}
+    if len(names) < len(sources) or (None in names and len(sources) > 1):
+        yield f"{len(sources)} sources have the names {sorted(map(str, names))}"
+    for number, phase in enumerate(header["phases"] or []):
+        if not set(phase["shares"]) <= names:
+            yield f"phases[{number}].shares names other sources"
 
 
 def _problems_of_files(entries: Mapping[str, Any], num_epochs: int) -> Iterator[str]:
@@ -123,6 +149,10 @@ def _is_a(kind: type) -> Fits:
     return lambda value: isinstance(value, kind)
 
 
+def _are_all(fits: Fits) -> Fits:
+    return lambda value: isinstance(value, list) and all(map(fits, value))
+
+
 def _one_of(*values: str) -> Fits:
     return lambda value: value in values
 
@@ -137,8 +167,6 @@ _HEADER: dict[str, Fits] = {
     "num_tokens": _is_count,
     "max_seqlen": _maybe(_is_positive),
     "metrics_fingerprint": _maybe(_is_a(str)),
-    "sources": _maybe(lambda value: isinstance(value, list) and all(isinstance(s, dict) for s in value)),
-    "definition": _maybe(_is_a(dict)),
     "lr_base": _maybe(lambda value: _is_number(value) and value > 0),
     "loss_tokens": _maybe(_is_a(str)),
     "num_epochs": lambda value: _is_count(value) and value <= _MOST_EPOCHS,
@@ -147,6 +175,31 @@ _HEADER: dict[str, Fits] = {
     "epochs": _is_a(list),
     "files": _is_a(dict),
     "content_hash": _is_hash,
+}
+_HEADER_OF_VERSION_1: dict[str, Fits] = {
+    "sources": _maybe(_are_all(_is_a(dict))),
+    "definition": _maybe(_is_a(dict)),
+}
+_HEADER_OF_VERSION_2: dict[str, Fits] = {
+    "sources": lambda value: _are_all(_is_a(dict))(value) and len(value) > 0,
+    "phases": _maybe(_are_all(_is_a(dict))),
+}
+_SOURCE: dict[str, Fits] = {
+    "name": _maybe(lambda value: isinstance(value, str) and len(value) > 0),
+    "first_id": _is_count,
+    "num_samples": _is_count,
+    "num_tokens": _is_count,
+    "passes": lambda value: _is_number(value) and value >= 0,
+    "num_passes": _is_count,
+    "fingerprint": _maybe(_is_a(str)),
+    "definition": _maybe(_is_a(dict)),
+    "files": _maybe(_are_all(_is_a(dict))),
+}
+_PHASE: dict[str, Fits] = {
+    "first_step": _is_count,
+    "shares": lambda value: (
+        isinstance(value, dict) and all(_is_number(share) and 0 <= share <= 1 for share in value.values())
+    ),
 }
 _CONFIG: dict[str, Fits] = {
     "layout": _one_of("padded", "packed"),
@@ -159,6 +212,7 @@ _CONFIG: dict[str, Fits] = {
 }
 _OPTIONS: dict[str, Fits] = {
     "curriculum": _maybe(_is_a(dict)),
+    "shuffle_blocks": _maybe(_is_positive),
     "sp_size": _is_size,
     "pad_multiple": _is_size,
     "pad_segments_to": _is_size,
@@ -202,6 +256,14 @@ _FIGURES: dict[str, Fits] = {
     "num_packed": _is_count,
     "rank_imbalance_before": _is_number,
     "curriculum_raises": _is_a(list),
+    "blocks": _is_a(dict),
+}
+_BLOCKS: dict[str, Fits] = {
+    "num_blocks": _is_positive,
+    "open_blocks": _is_count,
+    "open_bytes": _is_count,
+    "design_effect_of_steps": _maybe(lambda value: _is_number(value) and value >= 0),
+    "design_effect_of_stretches": _maybe(lambda value: _is_number(value) and value >= 0),
 }
 _RAISE: dict[str, Fits] = {"step": _is_count, "as_of": _is_count, "beyond": _is_count}
 _LOSSES: dict[str, Fits] = {"num_samples": _is_count, "num_tokens": _is_count}

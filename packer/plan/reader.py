@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Iterator, Mapping
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from packer.errors import PlanError
 from packer.plan import schema
 from packer.plan.header import read_header
 from packer.plan.rows import Dropped, MicroBatch, MicroBatches, StepRow, Steps
+from packer.plan.sources import PlanSource, sources_of
 from packer.plan.storage import FolderFiles, MemoryFiles, PlanTable
 from packer.plan.tables import FolderTarget
 from packer.publish import published_directory
@@ -93,6 +95,19 @@ class Plan:
     def num_samples(self) -> int:
         """Samples of the source, planned or not."""
         return int(self._header["num_samples"])
+
+    @cached_property
+    def sources(self) -> tuple[PlanSource, ...]:
+        """The data sets that the samples are of, in order; sample ids count through them."""
+        return sources_of(self._header)
+
+    @property
+    def definition(self) -> Mapping[str, Any]:
+        """How samples were measured: what all sources have in common stands in that of the first.
+
+        Empty where lengths came as an array, or from metrics without a manifest.
+        """
+        return self.sources[0].definition or {}
 
     def epoch(self, epoch: int) -> "Epoch":
         """Open one epoch.

@@ -3,7 +3,6 @@
 import json
 import os
 from collections.abc import Callable, Iterable
-from dataclasses import asdict
 from typing import Any
 
 import numpy as np
@@ -11,7 +10,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from packer._version import __version__
-from packer.arrays import to_arrow
+from packer.arrays import numpy_dtype, to_arrow
 from packer.plan import schema
 from packer.plan.counts import Cuts, ShapeTable, drop_counts, time_lost, whole_samples
 from packer.plan.digest import HEADER_HASH, content_hash, header_hash
@@ -85,14 +84,6 @@ def _write_files(
     return header
 
 
-def _portable(facts: PlanFacts) -> dict[str, Any]:
-    """Return the facts without the place of the tokenizer, which is another on another machine."""
-    entries = asdict(facts)
-    if facts.definition is not None:
-        entries["definition"] = {key: value for key, value in facts.definition.items() if key != "tokenizer"}
-    return entries
-
-
 def _readable(value: Any, depth: int = 0) -> str:
     """Return JSON with one line an entry in the outer objects, and one line an object inside."""
     inner = "\n" + "  " * (depth + 1)
@@ -141,7 +132,7 @@ def _write_tables(
         "format": schema.FORMAT,
         "version": schema.VERSION,
         "packer": __version__,
-        **_portable(facts),
+        **facts.to_json(),
         "num_epochs": len(counts),
         "shapes": shapes.as_json(),
         "dropped": drop_counts(dropped),
@@ -336,4 +327,4 @@ def _array(field: pa.Field, values: Any) -> pa.Array:
         offsets, elements = values
         inner = _array(field.type.value_field, elements)
         return pa.ListArray.from_arrays(to_arrow(offsets), inner, type=field.type)
-    return to_arrow(values.astype(field.type.to_pandas_dtype(), copy=False))
+    return to_arrow(values.astype(numpy_dtype(field.type), copy=False))

@@ -64,6 +64,23 @@ class Shape(NamedTuple):
         return padded / self.num_tokens - 1 if self.num_tokens else 0.0
 
 
+class BlockOrder(NamedTuple):
+    """What an order by blocks asks of the loader, and what it gives up; see ``PlannedEpoch.figures``."""
+
+    at_a_time: int
+    """Blocks whose samples are shuffled together."""
+    num_blocks: int
+    """Of the source."""
+    open_blocks: int
+    """The most at a step of any epoch: what a process has to keep so that it reads every block once."""
+    open_bytes: int
+    """The most of them, decoded."""
+    design_effect_of_steps: float | None
+    """How much more than random ones the steps differ from their stretch of the epoch, a mean over epochs."""
+    design_effect_of_stretches: float | None
+    """How much more than random ones the stretches differ from the epoch."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PlanSummary:
     """A plan in numbers; sums are over all epochs, copies of micro-batches included where it says so."""
@@ -108,6 +125,8 @@ class PlanSummary:
     design_effect: dict[str, float | None]
     """By ``seqlen`` and by ``source``: how much more the steps differ in their mix than random ones, a mean
     over the epochs. None for one class, one step, or plans of format version 1."""
+    blocks: BlockOrder | None
+    """Of an order by blocks; None where all samples are shuffled at once."""
     order_is_given: bool
     """Whether the user chose the order of the samples, and with it what a step holds."""
     length_metric: str
@@ -143,7 +162,7 @@ class PlanSummary:
         """Return plain JSON."""
         entries = asdict(self)
         for name, value in entries.items():
-            if isinstance(value, Distribution):
+            if isinstance(value, Distribution | BlockOrder):
                 entries[name] = value._asdict()
         if self.shapes is not None:
             entries["shapes"] = [shape._asdict() | {"padding": shape.padding} for shape in self.shapes]
@@ -197,6 +216,7 @@ def summarize(plan: Plan) -> PlanSummary:
         lower_bound=_sum_figure(epochs, "lower_bound"),
         num_packed=_sum_figure(epochs, "num_packed"),
         design_effect={name: _mean_effect(epochs, name) for name in ("seqlen", "source")},
+        blocks=_block_order(plan),
         order_is_given=_order_is_given(plan),
         length_metric=_length_metric(plan),
         rank_imbalance=_mean([counts["rank_imbalance"] for counts in epochs]),
@@ -274,6 +294,26 @@ def _mean_effect(epochs: list[dict[str, Any]], name: str) -> float | None:
     return _mean(known) if known else None
 
 
+def _block_order(plan: Plan) -> BlockOrder | None:
+    at_a_time = plan.config.get("shuffle_blocks")
+    stated = [counts["figures"].get("blocks") for counts in plan.header["epochs"]]
+    if at_a_time is None or not stated or None in stated:
+        return None
+
+    def mean(name: str) -> float | None:
+        known = [figures[name] for figures in stated if figures[name] is not None]
+        return _mean(known) if known else None
+
+    return BlockOrder(
+        at_a_time=at_a_time,
+        num_blocks=stated[0]["num_blocks"],
+        open_blocks=max(figures["open_blocks"] for figures in stated),
+        open_bytes=max(figures["open_bytes"] for figures in stated),
+        design_effect_of_steps=mean("design_effect_of_steps"),
+        design_effect_of_stretches=mean("design_effect_of_stretches"),
+    )
+
+
 def _order_is_given(plan: Plan) -> bool:
     return plan.config.get("order") != "random" or plan.config.get("curriculum") is not None
 
@@ -281,7 +321,7 @@ def _order_is_given(plan: Plan) -> bool:
 def _length_metric(plan: Plan) -> str:
     """Return the name of the metric that the plan's lengths are of."""
     budget = plan.config["max_tokens"]
-    measured = (plan.header["definition"] or {}).get("columns", {})
+    measured = plan.definition.get("columns", {})
     names = {*measured, *budget} if isinstance(budget, dict) else {"seqlen"}
     return main_metric(plan, names)
 
@@ -292,7 +332,7 @@ def _mean(values: list[float]) -> float:
 
 def _notes(plan: Plan, lr_scale: Distribution | None, tokens: Distribution | None) -> Iterator[str]:
     """Yield what a person should know."""
-    if plan.header["metrics_fingerprint"] is not None and not plan.header["sources"]:
+    if any(source.fingerprint is not None and not source.files for source in plan.sources):
         yield (
             "the metrics have no manifest (another tool made them): nothing tells whether a data set is the "
             "one that they, and this plan, were made of"

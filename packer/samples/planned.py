@@ -1,6 +1,6 @@
 """What a plan says of its data set: which files it is, and what the length of a sample is."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from packer.errors import ConfigError, SourceChangedError
@@ -8,30 +8,30 @@ from packer.samples.definition import LengthDefinition
 from packer.sources import Source
 
 
-def check_planned(header: Mapping[str, Any], source: Source) -> None:
+def check_planned(source: Source, num_rows: int, files: Sequence[Mapping[str, Any]] | None) -> None:
     """Check that a source is the one that was planned.
 
     Args:
-        header: the content of ``plan.json``.
         source: the rows.
+        num_rows: as many as were planned.
+        files: the identities of its files, as the plan has them; nothing where it has none.
 
     Raises:
         SourceChangedError: another number of files or rows, or another content; names the file.
     """
-    if source.num_rows != header["num_samples"]:
+    if source.num_rows != num_rows:
         raise SourceChangedError(
-            f"the source has {source.num_rows} rows, the plan is of {header['num_samples']}; name the files "
-            "that were analyzed, or analyze and plan again"
+            f"the source has {source.num_rows} rows, the plan is of {num_rows}; name the files that were "
+            "analyzed, or analyze and plan again"
         )
-    planned = header["sources"]
-    if not planned:  # metrics without manifest: there is only the number of rows to go by
+    if not files:  # metrics without manifest: there is only the number of rows to go by
         return
     found = source.identity()
-    if len(found) != len(planned):
+    if len(found) != len(files):
         raise SourceChangedError(
-            f"the source has {len(found)} files, the plan is of {len(planned)}; name those that were analyzed"
+            f"the source has {len(found)} files, the plan is of {len(files)}; name those that were analyzed"
         )
-    for file, now, then in zip(source.files, found, planned, strict=True):
+    for file, now, then in zip(source.files, found, files, strict=True):
         if any(now[key] != then.get(key) for key in ("num_bytes", "sha256")):
             raise SourceChangedError(
                 f"{file} is not the file that was planned (size or content differ); name the files in the "
@@ -40,12 +40,12 @@ def check_planned(header: Mapping[str, Any], source: Source) -> None:
 
 
 def planned_definition(
-    header: Mapping[str, Any], measured: Mapping[str, Any], tokenizer: str | None
+    planned: Mapping[str, Any], measured: Mapping[str, Any], tokenizer: str | None
 ) -> LengthDefinition:
     """Return what the length of a sample is.
 
     Args:
-        header: the content of ``plan.json``.
+        planned: the definition in the plan; empty where it has none.
         measured: the definition in the manifest of the metrics, for what the plan does not say itself: where
             the tokenizer is; empty where there are none.
         tokenizer: where the tokenizer is on this machine.
@@ -53,7 +53,7 @@ def planned_definition(
     Raises:
         ConfigError: nothing says what the length is, or where the tokenizer is.
     """
-    content = dict(header["definition"] or {}) | dict(measured)
+    content = dict(planned) | dict(measured)
     if not content or content.get("kind") == "dataset":
         raise ConfigError(
             "the plan does not say what the length of a sample is (its metrics have no manifest, or come "

@@ -19,7 +19,7 @@ from packer.errors import SourceError
 from packer.jobs.executors import Report
 from packer.plan import MicroBatch, Plan
 from packer.shards.feed import Made, ShardColumns
-from packer.shards.format import BATCH, shard_file
+from packer.shards.format import BATCH, shard_file, tokens_type
 from packer.shards.picking import pick_rows
 from packer.shards.scatter import PLACE
 from packer.sources.ipc_messages import end_of_buffers
@@ -171,7 +171,7 @@ def _made(column: Made, batch: pa.RecordBatch) -> pa.Array:
     offsets = to_numpy(ids.offsets).astype(np.int64)
     positions = np.arange(offsets[0], offsets[-1]) - np.repeat(offsets[:-1], np.diff(offsets))
     return pa.Array.from_buffers(
-        ids.type,
+        tokens_type(pa.int32()),
         len(ids),
         [None, pa.py_buffer((offsets - offsets[0]).astype(np.int32))],
         children=[to_arrow(positions.astype(np.int32))],

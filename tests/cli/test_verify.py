@@ -11,6 +11,7 @@ from cli.main import cli
 from packer.analyzer import analyze
 from packer.metrics import open_metrics
 from packer.plan import plan_in_memory
+from packer.plan.sources import PlanSource
 from packer.planner import PlanConfig, make_plan
 from tests import plans
 
@@ -70,11 +71,15 @@ class TestSource:
         rows = [plans.Row(pieces=[(0, 5), (1, 3)]), plans.Row(pieces=[(2, 8), (3, 2)])]
         facts = plans.PlanFacts(
             config=plans.config(),
-            num_samples=4,
-            num_tokens=18,
-            metrics_fingerprint=metrics.fingerprint,
-            sources=metrics.sources,
-            definition=metrics.definition,
+            sources=[
+                PlanSource(
+                    num_samples=4,
+                    num_tokens=18,
+                    fingerprint=metrics.fingerprint,
+                    files=metrics.sources,
+                    definition=metrics.definition,
+                )
+            ],
             loss_tokens="seqlen - 1",
         )
         plan_in_memory(facts, [plans.epoch(rows)], dropped=plans.drops()).save(tmp_path / "plan")
@@ -102,14 +107,14 @@ class TestSource:
         assert "other.parquet is not the file that was planned" in result.stderr
 
     def test_a_length_that_changed_under_the_same_identity(self, made):
-        plans.forge(made / "plan", "plan.json", lambda header: header.update(sources=[]))
+        plans.forge(made / "plan", "plan.json", lambda header: header["sources"][0].update(files=[]))
         pq.write_table(pa.table({"input_ids": [[1] * n for n in (5, 3, 8, 3)]}), made / "data.parquet")
         result = run(made / "plan", "--source", made / "data.parquet")
         assert result.exit_code == 1
         assert "epoch 0, sample 3: the plan says 2 tokens, the source has 3" in result.stderr
 
     def test_lengths_of_unknown_kind(self, made):
-        plans.forge(made / "plan", "plan.json", lambda header: header.update(definition=None))
+        plans.forge(made / "plan", "plan.json", lambda header: header["sources"][0].update(definition=None))
         result = run(made / "plan", "--source", made / "data.parquet")
         assert result.exit_code == 2
         assert "does not say what the length of a sample is" in result.stderr

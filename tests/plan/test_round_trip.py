@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from packer.plan import Plan, load_plan, plan_in_memory, schema, write_plan
+from packer.plan.sources import PlanSource
 from tests import plans
 from tests.plans import Row
 
@@ -170,7 +171,7 @@ def test_a_plan_on_disk_pickles_as_its_path(tmp_path):
 def test_wide_ids_where_the_data_set_needs_them():
     assert schema.id_type(2**31) == pa.int32()
     assert schema.id_type(2**31 + 1) == pa.int64()
-    facts = plans.PlanFacts(config=plans.config(), num_samples=2**40, num_tokens=2**50)
+    facts = plans.PlanFacts(config=plans.config(), sources=[PlanSource(num_samples=2**40, num_tokens=2**50)])
     rows = [Row(pieces=[(2**39 + 1, 5)])]
     plan = plan_in_memory(facts, [plans.epoch(rows, id_dtype=np.int64)], dropped=plans.drops())
     assert plan.epoch(0).microbatch(0).sample_ids.tolist() == [2**39 + 1]

@@ -235,6 +235,11 @@ def test_loss_tokens_of_labels_are_compared_with_their_metric(tmp_path):
         verify_plan(plan_in_memory(facts, [wrong], dropped=plans.drops()), metrics=metrics)
 
 
+def of_one_sample_more(header):
+    header["num_samples"] += 1
+    header["sources"][0]["num_samples"] += 1
+
+
 @pytest.mark.parametrize(
     ("kind", "message"),
     [("keep", "copies no cheapest micro-batch"), ("fill", "repeated, but planned nowhere")],
@@ -242,7 +247,7 @@ def test_loss_tokens_of_labels_are_compared_with_their_metric(tmp_path):
 def test_a_copy_of_what_is_planned_nowhere_is_named(tmp_path, kind, message):
     plan, _ = plans.copying_plan(kind)
     plan.save(tmp_path / "plan")
-    plans.forge(tmp_path / "plan", "plan.json", stated(num_samples=4))
+    plans.forge(tmp_path / "plan", "plan.json", of_one_sample_more)
     plans.forge(tmp_path / "plan", ROWS, put(3, sample_ids=[3]))
     plans.forge(tmp_path / "plan", DROPS, lambda rows: rows.append(lost(3)))
     with pytest.raises(InvariantError, match=rf"step 1, .*rank 1 \(row 3\), sample 3: .*{message}"):

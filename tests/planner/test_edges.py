@@ -272,7 +272,7 @@ def test_a_plan_does_not_depend_on_threads(monkeypatch):
     for options in ({"packing": "windowed"}, {"layout": "packed", "balance": "flops", "dp_size": 4}):
         hashes = set()
         for count in (1, 3):
-            monkeypatch.setattr("packer.planner.order.threads.num_threads", lambda count=count: count)
+            monkeypatch.setattr("packer.planner.order.threads.num_cores", lambda count=count: count)
             monkeypatch.setattr("packer.planner.order.threads.MIN_CHUNK", 1)
             hashes.add(make_plan(lengths, PlanConfig(max_tokens=1000, **options)).fingerprint)
         assert len(hashes) == 1
@@ -291,7 +291,7 @@ def test_a_plan_of_a_metrics_directory_takes_all_that_the_directory_knows(tmp_pa
     metrics = open_metrics(tmp_path / "metrics")
     plan = make_plan(metrics, PlanConfig(max_tokens=16), out=tmp_path / "plan")
     assert plan.header["metrics_fingerprint"] == metrics.fingerprint
-    assert plan.header["sources"] == metrics.sources
+    assert plan.sources[0].files == metrics.sources
     assert plan.header["loss_tokens"] == "labels"
     epoch = plan.epoch(0)
     assert sum(epoch.step(index).num_loss_tokens or 0 for index in range(epoch.num_steps)) == 4

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from packer.plan import plan_in_memory
+from packer.plan.sources import PlanSource
 from packer.planner import PlanConfig, make_plan
 from packer.report import summarize, summary_lines
 from packer.report import summary as summary_module
@@ -200,7 +201,7 @@ def test_a_plan_without_steps_is_said_to_have_none():
 
 
 def test_metrics_without_manifest_are_noted():
-    facts = replace(plans.facts([1]), metrics_fingerprint="0" * 64)
+    facts = replace(plans.facts([1]), sources=[PlanSource(num_samples=1, num_tokens=1, fingerprint="0" * 64)])
     plan = plan_in_memory(facts, [plans.epoch([plans.Row(pieces=[(0, 1)])])], dropped=plans.drops())
     assert "no manifest" in summarize(plan).notes[0]
 

@@ -25,7 +25,7 @@ def counted_member(plan: Plan) -> str | None:
         return None
     if SEQLEN in budgets:
         return SEQLEN
-    measured = (plan.header.get("definition") or {}).get("columns") or {SEQLEN: ""}
+    measured = plan.definition.get("columns") or {SEQLEN: ""}
     return None if SEQLEN in measured else next(iter(budgets))
 
 
@@ -57,7 +57,7 @@ def packed_members(plan: Plan) -> tuple[str, ...]:
 
 def _completions(plan: Plan) -> tuple[str, ...]:
     """Return the names of the completions that share a prompt; one alone is no pair."""
-    definition = plan.header.get("definition") or {}
+    definition = plan.definition
     columns = tuple(definition.get("columns", ()))
     return columns if definition.get("kind") == "prompt" and len(columns) > 1 else ()
 

@@ -143,7 +143,7 @@ class PlanLoader:
             raise ConfigError(f"device={device!r} is not known to torch: {error}") from None
         """Where the tensors go."""
         on_gpu = self.device is not None and self.device.type == "cuda"
-        definition = plan.header.get("definition") or {}
+        definition = plan.definition
         self._randomness = Randomness(plan.fingerprint, seed)
         reader = MicroBatchReader(
             plan,

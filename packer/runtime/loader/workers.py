@@ -166,6 +166,7 @@ class _Iteration(_MultiProcessingDataLoaderIter):
         super().__init__(loader)
         _remove_worker_pids(id(self))
         self._worker_pids_set = False
+        self._workers_done_event: Any = _Done(self._workers_done_event)
 
     @property
     def workers(self) -> list[Any]:
@@ -182,9 +183,30 @@ class _Iteration(_MultiProcessingDataLoaderIter):
         if not self._shutdown and not all(worker.is_alive() for worker in self._workers):
             for worker in self._workers:  # who may wait for ever for what the dead one held
                 worker.kill()
-            # Its lock may have died with a worker; nobody is left to whom the event could tell anything.
-            self._workers_done_event: Any = threading.Event()
+            self._workers_done_event = threading.Event()  # nobody is left to whom it could tell anything
         super()._shutdown_workers()
+
+
+class _Done:
+    """What tells the workers to end, for the one process that says so.
+
+    The event has a lock in shared memory that a worker takes to look at it, and dies with if killed then.
+    So nobody here waits for that lock: what this process said it knows by itself, and to say it takes an own
+    thread, which is not waited for for long. Workers that did not hear of it are terminated by torch.
+    """
+
+    def __init__(self, event: Any) -> None:
+        self._event = event
+        self._is_set = False
+
+    def is_set(self) -> bool:
+        return self._is_set
+
+    def set(self) -> None:
+        self._is_set = True
+        teller = threading.Thread(target=self._event.set, daemon=True)
+        teller.start()
+        teller.join(DEATH_SECONDS)
 
 
 class _Received:

@@ -187,7 +187,8 @@ def test_cut_samples_arrive_cut(source: type[Tokens]) -> None:
 
 def test_labels_analyzed_without_a_shift_count_from_the_first() -> None:
     facts = plans.facts([3, 2])
-    facts = replace(facts, definition={"labels_column": "labels", "shift": False}, loss_tokens="labels")
+    source = replace(facts.sources[0], definition={"labels_column": "labels", "shift": False})
+    facts = replace(facts, sources=[source], loss_tokens="labels")
     epoch = replace(plans.epoch([plans.Row(pieces=[(0, 3), (1, 2)])]), step_num_loss_tokens=np.array([5]))
     plan = plan_in_memory(facts, [epoch], dropped=plans.drops())
     batch = last_batch(plan, Tokens([3, 2], labels=lambda i, n: np.arange(1, n + 1)))

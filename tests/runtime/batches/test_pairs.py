@@ -93,7 +93,8 @@ def measured_plan(columns: dict[str, str]) -> Plan:
     """The same plan, of metrics that were analyzed from columns."""
     plan = make_plan()
     facts = plans.facts(SOURCE, max_tokens={"source": 16, "target": 16})
-    facts = replace(facts, definition={"kind": "tokens", "columns": columns})
+    source = replace(facts.sources[0], definition={"kind": "tokens", "columns": columns})
+    facts = replace(facts, sources=[source])
     rows = [plan.epoch(0).microbatch(row) for row in range(2)]
     epoch = plans.epoch(
         [

@@ -359,6 +359,29 @@ def test_a_run_goes_on_after_a_worker_was_lost(tmp_path: Path) -> None:
     assert seen == [plan.epoch(0).microbatch(row).sample_ids.tolist() for row in range(12)]
 
 
+class DeadlyWithALock(Deadly):
+    """Ends its process as one that is killed while it asks whether it shall end."""
+
+    def __getitem__(self, sample_id: int) -> Any:
+        if sample_id == ODD and not self.marker.exists():
+            frame = sys._getframe()
+            while "done_event" not in frame.f_locals:
+                frame = frame.f_back
+            frame.f_locals["done_event"]._cond.acquire()
+        return super().__getitem__(sample_id)
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("num_workers", [1, 2])
+def test_nobody_waits_for_a_lock_that_a_worker_died_with(tmp_path: Path, num_workers: int) -> None:
+    plan = make_plan(SEQLENS, steps=4, grad_accum=3)
+    loader = PlanLoader(plan, DeadlyWithALock(tmp_path / "died"), num_workers=num_workers)
+    with pytest.raises(WorkerLostError, match=r"exited unexpectedly \(pid \d+, exit code 3\)"):
+        list(loader.microbatches())
+    loader.load_state_dict(loader.state_dict())
+    assert list(loader.microbatches())
+
+
 def test_workers_are_not_shared_with_a_forked_process() -> None:
     loader = make_loader(num_workers=1)
     batches = iter(loader.microbatches())
