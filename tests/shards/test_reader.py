@@ -241,3 +241,24 @@ def test_one_range_a_micro_batch_and_eight_in_flight(
     assert sum(ranges) < needed + 900 * num_rows
     assert result.num_bytes > sum(ranges) + 4 * result.num_tokens  # positions stay where they are
     assert dataset.rows_ahead >= 8
+
+
+def test_random_damage_anywhere_is_told_or_without_effect(made: tuple[World, Path], shards: Path) -> None:
+    world, _ = made
+    good = batches_of(world.plan, packer.open_dataset(shards))
+    files = sorted(path for path in shards.iterdir())
+    rng = np.random.default_rng(1)
+    num_told = 0
+    for _ in range(60):
+        path = files[int(rng.integers(len(files)))]
+        before = path.read_bytes()
+        content = bytearray(before)
+        for _ in range(int(rng.integers(1, 4))):
+            content[int(rng.integers(len(content)))] = int(rng.integers(256))
+        path.write_bytes(content[: int(rng.integers(len(content) // 2, len(content) + 1))])
+        try:
+            assert batches_of(world.plan, packer.open_dataset(shards)) == good
+        except packer.PackerError:
+            num_told += 1
+        path.write_bytes(before)
+    assert num_told > 30

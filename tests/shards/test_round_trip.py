@@ -1,6 +1,7 @@
 """What the loader makes of shards is what it makes of the data set, whatever the samples are made of."""
 
 import dataclasses
+import json
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,16 @@ from packer.shards import scatter
 from packer.shards.format import shard_file
 from packer.shards.verify import verify_shards
 from tests import plans
-from tests.shards.worlds import KINDS, batches_of, planned, rows_of_tokens, token_world, world_of
+from tests.shards.worlds import (
+    KINDS,
+    batches_of,
+    planned,
+    rows_of_tokens,
+    token_world,
+    world_of,
+    write_lines,
+)
+from tests.word_tokenizer import write_tokenizer
 
 CUT = {"max_seqlen": 7, "too_long": "split", "epochs": 2}
 
@@ -212,3 +222,30 @@ def test_a_plan_of_several_sources(tmp_path: Path) -> None:
 
 def longest_first() -> list[list[int]]:
     return sorted(rows_of_tokens(20, seed=3), key=len, reverse=True)
+
+
+@pytest.mark.frameworks
+def test_chats(tmp_path: Path) -> None:
+    roles = ("user", "assistant")
+    rows = [
+        {
+            "messages": [
+                {"role": roles[at % 2], "content": f"w{2 + number % 7} w3"} for at in range(2 + number % 3)
+            ]
+        }
+        for number in range(40)
+    ]
+    folder = tmp_path / "tokenizer"
+    folder.mkdir()
+    write_tokenizer(folder, 50)
+    template = (
+        "{% for m in messages %}{% if m.role == 'assistant' %}{% generation %}{{ m.content }}"
+        "{% endgeneration %}{% else %}{{ m.content }}{% endif %} w9 {% endfor %}"
+    )
+    settings = {"tokenizer_class": "PreTrainedTokenizerFast", "chat_template": template}
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+    path = write_lines(tmp_path / "chats.jsonl", rows)
+    world = planned(tmp_path, path, CUT, messages_column="messages", tokenizer=folder)
+    dataset = opened(world, tmp_path)
+    assert dataset.header.trained_part == "assistant"
+    assert batches_of(world.plan, dataset) == batches_of(world.plan, world.dataset)
