@@ -31,10 +31,18 @@ START = "start"
 OWN_COLUMNS = (SAMPLE_ID, START)
 
 BATCH = np.dtype(
-    [("offset", "<i8"), ("num_bytes", "<i8"), ("num_read", "<i8"), ("crc32", "<u4"), ("num_rows", "<i4")]
+    [
+        ("offset", "<i8"),
+        ("num_bytes", "<i8"),
+        ("num_read", "<i8"),
+        ("crc32", "<u4"),
+        ("crc32_rest", "<u4"),
+        ("num_rows", "<i8"),
+    ]
 )
 """Where a record batch lies in its shard: its message begins at ``offset`` and has ``num_bytes``. Training
-reads the first ``num_read`` of them, whose CRC-32 is ``crc32``. ``num_rows`` is its samples or pieces."""
+reads the first ``num_read`` of them, whose CRC-32 is ``crc32``; ``crc32_rest`` is that of those behind.
+``num_rows`` is its samples or pieces."""
 
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 

@@ -110,8 +110,8 @@ class Gather:
                     if not offset:  # Arrow writes magic and schema with the first record batch
                         offset, message = head, message[head:]
                     num_read = end_of_buffers(message, self.columns.num_buffers_read)
-                    crc = zlib.crc32(memoryview(message)[:num_read])
-                    batches[done] = (offset, len(message), num_read, crc, row.num_samples)
+                    crcs = zlib.crc32(message[:num_read]), zlib.crc32(message[num_read:])
+                    batches[done] = (offset, len(message), num_read, *crcs, row.num_samples)
                     done, num_tokens = done + 1, num_tokens + row.num_tokens
                 assert at == num_pieces, "a stretch is made of whole rows"
                 report(done / unit.num_rows, place - unit.first_place, num_tokens)

@@ -68,7 +68,7 @@ def test_any_flipped_byte_is_refused_before_its_batch(made: tuple[World, Path], 
     assert batches_of(world.plan, packer.open_dataset(shards)) == good
 
 
-def test_what_training_does_not_read_may_be_damaged_until_it_is_verified(
+def test_what_training_does_not_read_may_be_damaged_until_it_is_asked_for(
     made: tuple[World, Path], shards: Path
 ) -> None:
     world, _ = made
@@ -77,7 +77,10 @@ def test_what_training_does_not_read_may_be_damaged_until_it_is_verified(
     content = bytearray(file.read_bytes())
     content[int(entry["offset"]) + int(entry["num_bytes"]) - 9] ^= 1  # of the column of names
     file.write_bytes(content)
-    assert len(packer.open_dataset(shards).read_microbatch(0, 0)) == entry["num_rows"]
+    dataset = packer.open_dataset(shards)
+    assert len(dataset.read_microbatch(0, 0)) == entry["num_rows"]
+    with pytest.raises(ShardsError, match=r"record batch 0 of .* is damaged"):
+        dataset._reader.record_batch(0, 0, whole=True)
     with pytest.raises(ShardsError, match="is not the file that was written"):
         verify_shards(world.plan, shards)
 
