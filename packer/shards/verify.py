@@ -17,9 +17,9 @@ from packer.samples import LengthDefinition
 from packer.samples.dataset import INPUT_IDS, LABELS
 from packer.shards.feed import POSITION_IDS, Feed
 from packer.shards.format import SAMPLE_ID, START
-from packer.shards.materialize import MetricsLike, SourceLike, open_planned, units_of
 from packer.shards.picking import pick_rows
 from packer.shards.places import rows_of, write_places
+from packer.shards.planned import MetricsLike, SourceLike, open_planned, units_of
 from packer.shards.reader import ShardReader
 from packer.shards.scatter import Scatter
 from packer.sources.location import Location, from_user
