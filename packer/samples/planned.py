@@ -8,20 +8,20 @@ from packer.samples.definition import LengthDefinition
 from packer.sources import Source
 
 
-def check_planned(source: Source, num_samples: int, files: Sequence[Mapping[str, Any]] | None) -> None:
+def check_planned(source: Source, num_rows: int, files: Sequence[Mapping[str, Any]] | None) -> None:
     """Check that a source is the one that was planned.
 
     Args:
         source: the rows.
-        num_samples: how many samples the plan has of it.
-        files: their identities, as in the manifest; None, or none, where the metrics had no manifest.
+        num_rows: as many as were planned.
+        files: the identities of its files, as the plan has them; nothing where it has none.
 
     Raises:
         SourceChangedError: another number of files or rows, or another content; names the file.
     """
-    if source.num_rows != num_samples:
+    if source.num_rows != num_rows:
         raise SourceChangedError(
-            f"the source has {source.num_rows} rows, the plan is of {num_samples}; name the files that were "
+            f"the source has {source.num_rows} rows, the plan is of {num_rows}; name the files that were "
             "analyzed, or analyze and plan again"
         )
     if not files:  # metrics without manifest: there is only the number of rows to go by
@@ -45,7 +45,7 @@ def planned_definition(
     """Return what the length of a sample is.
 
     Args:
-        planned: the definition that the plan has; empty where it has none.
+        planned: the definition in the plan; empty where it has none.
         measured: the definition in the manifest of the metrics, for what the plan does not say itself: where
             the tokenizer is; empty where there are none.
         tokenizer: where the tokenizer is on this machine.

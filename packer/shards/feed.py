@@ -17,7 +17,7 @@ from packer.samples.dataset import INPUT_IDS, LABELS
 from packer.samples.measure import IGNORED_LABEL
 from packer.samples.ragged import RowError, is_list_type
 from packer.samples.tolerance import apply_to_readable
-from packer.shards.format import OWN_COLUMNS, Fields, tokens_type
+from packer.shards.format import OWN_COLUMNS, SAMPLE_ID, START, Fields, tokens_type
 from packer.shards.picking import is_list_of_numbers, plain_lists
 from packer.sources import Source, Unit, find_field, storage_type, take_column
 
@@ -59,8 +59,11 @@ class ShardColumns:
     @cached_property
     def written(self) -> pa.Schema:
         """The schema of a shard."""
-        own = [pa.field("sample_id", pa.int64(), False), pa.field("start", pa.int32(), False)]
-        made = [pa.field(column.name, _IDS) for column in self.made]
+        own = [pa.field(SAMPLE_ID, pa.int64(), False), pa.field(START, pa.int32(), False)]
+        made = [
+            pa.field(column.name, _IDS if column.is_position else self.read.field(column.of).type)
+            for column in self.made
+        ]
         return pa.schema([*own, *self.read, *made, *self.kept])
 
     @property
@@ -73,7 +76,7 @@ class ShardColumns:
         """Bytes of a token, where that is known before anything is read; 0 where it is not."""
         if not self.counts_tokens:
             return 0
-        lists = [*self.read.types, *(_IDS for _ in self.made)]
+        lists = self.written.types[2 : 2 + len(self.read) + len(self.made)]
         return sum(kind.value_type.bit_width // 8 for kind in lists)
 
 
@@ -81,6 +84,8 @@ class FeedUnit(NamedTuple):
     """Consecutive samples, read as one piece of work."""
 
     number: int
+    feed: int
+    """Which of the data sets."""
     unit: Unit
     first_id: int
     """Sample id of its first row."""
@@ -99,13 +104,18 @@ class Rows(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Feed:
-    """Where the samples come from: a data set, and which of its columns are written."""
+    """One data set that samples come from, and what of it becomes which column."""
 
     dataset: Dataset
+    label: str
+    """What messages call it; empty, where there is one only."""
+    first_id: int
+    """Sample id of its first row."""
     metric: str
     """The metric that the plan calls the length of a sample."""
-    keep_columns: tuple[str, ...] | None
-    """Columns of the source to write beside the tokens; None: what is usual for its kind."""
+    columns: ShardColumns
+    taken: Mapping[str, str]
+    """Column of the source by column of the shards, of those that are not made by a tokenizer."""
 
     @property
     def definition(self) -> LengthDefinition:
@@ -117,35 +127,23 @@ class Feed:
         """The rows."""
         return self.dataset.source
 
-    def units(self) -> list[FeedUnit]:
-        """Cut the data set into units of work; the cut depends on the files alone."""
-        units = self.source.units(list(self.read_columns), target_bytes=UNIT_BYTES)
-        return [FeedUnit(number, unit, self.source.first_row_of(unit)) for number, unit in enumerate(units)]
+    def units(self, number: int, first_number: int) -> list[FeedUnit]:
+        """Cut the data set into units of work; the cut depends on the files alone.
 
-    @cached_property
-    def columns(self) -> ShardColumns:
-        """The columns of a shard.
-
-        Raises:
-            ColumnError: a column has a name that is ours, or no type that can be told.
+        Args:
+            number: which of the data sets it is.
+            first_number: of its first unit.
         """
-        read, fields = self._delivered()
-        made: list[Made] = []
-        if self.definition.is_tokenized:
-            for name in [name for name in read if name.rsplit(".", 1)[-1] == INPUT_IDS]:
-                stem = name.removesuffix(INPUT_IDS)
-                if stem + LABELS not in read:
-                    made.append(Made(stem + LABELS, name, is_position=False))
-                made.append(Made(stem + POSITION_IDS, name, is_position=True))
-        kept = {name: self._kept_type(name) for name in self._kept(read)}
-        self._refuse_names([*read, *kept], [column.name for column in made])
-        return ShardColumns(
-            fields=fields,
-            read=pa.schema(list(read.items())),
-            made=tuple(made),
-            kept=pa.schema(list(kept.items())),
-            counts_tokens=not self.definition.is_pair and len(self.definition.columns) == 1,
-        )
+        units = self.source.units(list(self.read_columns), target_bytes=UNIT_BYTES)
+        return [
+            FeedUnit(first_number + at, number, unit, self.first_id + self.source.first_row_of(unit))
+            for at, unit in enumerate(units)
+        ]
+
+    def place_of(self, sample_id: int) -> str:
+        """Say which file, and where in it, a sample is."""
+        label = f"{self.label}: " if self.label else ""
+        return f"{label}{self.source.place_of_row(sample_id - self.first_id)}"
 
     @cached_property
     def read_columns(self) -> dict[str, pa.DataType | None]:
@@ -179,7 +177,7 @@ class Feed:
             )
             lengths = np.asarray(measured.lengths[self.metric], np.int64)
             rows = np.arange(batch.num_rows)
-            columns = [self._column(batch, field, skipped) for field in self.columns.shuffled]
+            columns = self._columns({}, batch, skipped)
             self._check_aligned(columns, lengths)
         else:
             if len(wanted) < batch.num_rows:
@@ -191,83 +189,25 @@ class Feed:
             except RowError as error:
                 raise RowError(int(wanted[error.row]), str(error)) from error
             rows, lengths = wanted, self._planned_lengths(encoded)
-            tokens = self._token_columns(encoded)
-            columns = [
-                tokens[field.name] if field.name in tokens else self._column(batch, field, ())
-                for field in self.columns.shuffled
-            ]
+            columns = self._columns(self._token_columns(encoded), batch, ())
         return Rows(pa.RecordBatch.from_arrays(columns, schema=self.columns.shuffled), rows, lengths)
 
-    def _delivered(self) -> tuple[dict[str, pa.DataType], Fields]:
-        """Return the columns that training reads with their types, and what a sample makes of them."""
-        definition = self.definition
-        is_masked = definition.is_tokenized and definition.trained_part != "all"
-        names = [INPUT_IDS, LABELS] if is_masked else [INPUT_IDS]
-        if definition.is_pair:
-            members = {
-                metric: {name: f"{metric}.{name}" for name in names} for metric, _ in definition.columns
-            }
-            return {column: _IDS for member in members.values() for column in member.values()}, members
-        own: dict[str, pa.DataType] = dict.fromkeys(names, _IDS) if definition.is_tokenized else {}
-        further = self.dataset.fields
-        types = {column: self._list_type(column) for column in further.values()}
-        return own | types, {**{name: name for name in own}, **further}
-
-    def _list_type(self, column: str) -> pa.DataType:
-        """Return the type of a list column that holds the values of every file."""
-        types = [kind for kind in self._types(column) if not pat.is_null(kind)]
-        elements = {kind.value_type for kind in types if not pat.is_null(kind.value_type)}
-        if not elements:
-            return tokens_type(pa.int64())
-        if len(elements) == 1:
-            return tokens_type(elements.pop())
-        widest = np.result_type(*(np.dtype(element.to_pandas_dtype()) for element in elements))
-        return tokens_type(pa.from_numpy_dtype(widest))
-
-    def _types(self, column: str) -> list[pa.DataType]:
-        return [
-            storage_type(find_field(part.schema, column, owner=part.location.path).type)
-            for part in self.source.parts
-            if part.known_num_rows != 0
-        ]
-
-    def _kept(self, read: Mapping[str, Any]) -> list[str]:
-        """Return the further columns of the source that are written."""
-        schema = next(part.schema for part in self.source.parts if part.known_num_rows != 0)
-        if self.keep_columns is not None and "all" not in self.keep_columns:
-            return [name for name in dict.fromkeys(self.keep_columns) if name != "none" and name not in read]
-        is_usual = not self.definition.is_tokenized and not any(
-            part.format == "jsonl" for part in self.source.parts
-        )
-        if self.keep_columns is None and not is_usual:
-            return []
-        # A struct whose list is a column of its own would be written twice.
-        tops = {name.split(".", 1)[0] for name in read if name not in schema.names}
-        return [name for name in schema.names if name not in read and name not in tops]
-
-    def _kept_type(self, column: str) -> pa.DataType:
-        kinds = [_decoded(kind) for kind in self._types(column) if not pat.is_null(kind)]
-        if not kinds:
-            kinds = [_decoded(kind) for kind in self._types_read(column) if not pat.is_null(kind)]
-        return kinds[0] if kinds else pa.null()
-
-    def _types_read(self, column: str) -> list[pa.DataType]:
-        """Return the type that the first rows have, of a format that does not say."""
-        unit = self.source.units([column], target_bytes=1)[0]
-        batch = next(iter(self.source.read(unit, {column: None})), None)
-        return [] if batch is None else [storage_type(take_column(batch, column).type)]
-
-    def _refuse_names(self, names: Sequence[str], made: Sequence[str]) -> None:
-        taken = {*OWN_COLUMNS, *made}
-        own = sorted(taken.intersection(names)) or sorted({name for name in names if names.count(name) > 1})
-        if own:
-            raise ColumnError(
-                f"the source has a column {own[0]!r}, which the shards have themselves; rename it, or choose "
-                "the columns that are written with --keep-columns"
-            )
+    def _columns(
+        self, tokens: Mapping[str, pa.Array], batch: pa.RecordBatch, skipped: Sequence[int]
+    ) -> list[pa.Array]:
+        """Return the columns that are shuffled, given those that a tokenizer made."""
+        found = {name: array.cast(self.columns.read.field(name).type) for name, array in tokens.items()}
+        columns = []
+        for field in self.columns.shuffled:
+            if field.name in self.taken:
+                found[field.name] = self._column(batch, field, skipped)
+            elif field.name not in found:  # another data set has labels: here they are the ids
+                found[field.name] = found[field.name.removesuffix(LABELS) + INPUT_IDS].cast(field.type)
+            columns.append(found[field.name])
+        return columns
 
     def _column(self, batch: pa.RecordBatch, field: pa.Field, skipped: Sequence[int]) -> pa.Array:
-        array = take_column(batch, field.name)
+        array = take_column(batch, self.taken[field.name])
         if pat.is_dictionary(array.type):
             array = array.dictionary_decode()
         if skipped:
@@ -328,6 +268,166 @@ class Feed:
             if labels is not None:
                 columns[f"{metric}.{LABELS}"] = _lists(labels[index], offsets)
         return columns
+
+
+def make_feeds(
+    datasets: Sequence[tuple[str, int, str, Dataset]], keep_columns: Sequence[str] | None
+) -> tuple[Feed, ...]:
+    """Say what of each data set becomes which column of the shards.
+
+    The columns of one data set keep their names. Several have the fields in common that a sample delivers.
+
+    Args:
+        datasets: what messages call it, the sample id of its first row, the metric that the plan counts, and
+            the data set; in the order of the sample ids.
+        keep_columns: columns of the sources to write beside the tokens; None: what is usual.
+
+    Raises:
+        ColumnError: a column is missing, has a name that is ours, or no type that can be told.
+        ConfigError: data sets that deliver other fields.
+    """
+    several = len(datasets) > 1
+    found = [_Content(dataset, several=several) for *_, dataset in datasets]
+    first = found[0]
+    has_labels = any(LABELS in fields for content in found for fields in content.all_fields)
+    for (label, *_), content in zip(datasets, found, strict=True):
+        if has_labels:
+            content.add_labels()
+        if content.fields != first.fields:
+            raise ConfigError(
+                f"source {label} delivers {', '.join(content.fields)}, and source {datasets[0][0]} "
+                f"{', '.join(first.fields)}; samples of one plan have the same fields: name them with fields="
+            )
+    read = {name: _widest([content.types[name] for content in found]) for name in first.types}
+    made: list[Made] = []
+    if any(content.definition.is_tokenized for content in found):
+        for name in [name for name in read if name.rsplit(".", 1)[-1] == INPUT_IDS]:
+            stem = name.removesuffix(INPUT_IDS)
+            if stem + LABELS not in read:
+                made.append(Made(stem + LABELS, name, is_position=False))
+            made.append(Made(stem + POSITION_IDS, name, is_position=True))
+    if keep_columns is None and several:
+        keep_columns = ["none"]
+    kept = first.kept(read, keep_columns)
+    types = {
+        name: next(filter(None, (content.kept_type(name) for content in found)), pa.null()) for name in kept
+    }
+    _refuse_names([*read, *kept], [column.name for column in made])
+    columns = ShardColumns(
+        fields=first.fields,
+        read=pa.schema(list(read.items())),
+        made=tuple(made),
+        kept=pa.schema(list(types.items())),
+        counts_tokens=not any(c.definition.is_pair or len(c.definition.columns) > 1 for c in found),
+    )
+    return tuple(
+        Feed(
+            dataset=dataset,
+            label=label,
+            first_id=first_id,
+            metric=metric,
+            columns=columns,
+            taken=content.taken | {name: name for name in kept},
+        )
+        for (label, first_id, metric, dataset), content in zip(datasets, found, strict=True)
+    )
+
+
+class _Content:
+    """What one data set delivers: columns of the shards, their types, and where they are in the source."""
+
+    def __init__(self, dataset: Dataset, *, several: bool) -> None:
+        self.definition = definition = dataset.definition
+        self._source = dataset.source
+        self.types: dict[str, pa.DataType] = {}
+        """By column of the shards."""
+        self.taken: dict[str, str] = {}
+        """Column of the source, by column of the shards."""
+        self.fields: dict[str, Any] = {}
+        """Column of the shards, by field; of pairs by member and field."""
+        is_masked = definition.is_tokenized and definition.trained_part != "all"
+        names = [INPUT_IDS, LABELS] if is_masked else [INPUT_IDS]
+        if definition.is_pair:
+            for member, _ in definition.columns:
+                self.fields[member] = {name: f"{member}.{name}" for name in names}
+                self.types |= dict.fromkeys(self.fields[member].values(), _IDS)
+            return
+        if definition.is_tokenized:
+            self.fields |= {name: name for name in names}
+            self.types |= dict.fromkeys(names, _IDS)
+        for field, column in dataset.fields.items():
+            self.fields[field] = name = field if several else column
+            self.taken[name] = column
+            self.types[name] = self._list_type(column)
+
+    @property
+    def all_fields(self) -> list[Mapping[str, Any]]:
+        """Fields of the sample, or of each of its members."""
+        return list(self.fields.values()) if self.definition.is_pair else [self.fields]
+
+    def add_labels(self) -> None:
+        """Deliver the ids as labels, where there are none."""
+        if self.definition.is_pair:
+            for member, fields in self.fields.items():
+                fields.setdefault(LABELS, f"{member}.{LABELS}")
+                self.types.setdefault(f"{member}.{LABELS}", _IDS)
+        elif LABELS not in self.fields and INPUT_IDS in self.fields:
+            self.fields[LABELS] = LABELS
+            self.types[LABELS] = self.types[self.fields[INPUT_IDS]]
+
+    def kept(self, read: Mapping[str, Any], keep_columns: Sequence[str] | None) -> list[str]:
+        """Return the further columns of the source that are written."""
+        parts = [part for part in self._source.parts if part.known_num_rows != 0]
+        if keep_columns is not None and "all" not in keep_columns:
+            return [name for name in dict.fromkeys(keep_columns) if name != "none" and name not in read]
+        is_usual = not self.definition.is_tokenized and all(part.format != "jsonl" for part in parts)
+        if keep_columns is None and not is_usual:
+            return []
+        names = parts[0].schema.names
+        # A struct whose list is a column of its own would be written twice.
+        tops = {name.split(".", 1)[0] for name in self.taken.values() if name not in names}
+        return [name for name in names if name not in read and name not in tops]
+
+    def kept_type(self, column: str) -> pa.DataType | None:
+        """Return the type that a further column is written as; None where no row has a value."""
+        kinds = [_decoded(kind) for kind in self._types(column) if not pat.is_null(kind)]
+        if not kinds:
+            # Of a format that does not say it: what the first rows have.
+            unit = self._source.units([column], target_bytes=1)[0]
+            batch = next(iter(self._source.read(unit, {column: None})), None)
+            found = [] if batch is None else [storage_type(take_column(batch, column).type)]
+            kinds = [_decoded(kind) for kind in found if not pat.is_null(kind)]
+        return kinds[0] if kinds else None
+
+    def _list_type(self, column: str) -> pa.DataType:
+        kinds = [kind for kind in self._types(column) if not pat.is_null(kind)]
+        return _widest([tokens_type(kind.value_type) for kind in kinds if not pat.is_null(kind.value_type)])
+
+    def _types(self, column: str) -> list[pa.DataType]:
+        return [
+            storage_type(find_field(part.schema, column, owner=part.location.path).type)
+            for part in self._source.parts
+            if part.known_num_rows != 0
+        ]
+
+
+def _widest(lists: Sequence[pa.DataType]) -> pa.DataType:
+    """Return the type of lists that holds the values of all of them."""
+    elements = {kind.value_type for kind in lists}
+    if len(elements) < 2:
+        return tokens_type(elements.pop() if elements else pa.int64())
+    widest = np.result_type(*(np.dtype(element.to_pandas_dtype()) for element in elements))
+    return tokens_type(pa.from_numpy_dtype(widest))
+
+
+def _refuse_names(names: Sequence[str], made: Sequence[str]) -> None:
+    taken = {*OWN_COLUMNS, *made}
+    own = sorted(taken.intersection(names)) or sorted({name for name in names if names.count(name) > 1})
+    if own:
+        raise ColumnError(
+            f"the source has a column {own[0]!r}, which the shards have themselves; rename it, or choose the "
+            "columns that are written with --keep-columns"
+        )
 
 
 def _decoded(kind: pa.DataType) -> pa.DataType:

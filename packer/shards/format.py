@@ -31,10 +31,18 @@ START = "start"
 OWN_COLUMNS = (SAMPLE_ID, START)
 
 BATCH = np.dtype(
-    [("offset", "<i8"), ("num_bytes", "<i8"), ("num_read", "<i8"), ("crc32", "<u4"), ("num_rows", "<i4")]
+    [
+        ("offset", "<i8"),
+        ("num_bytes", "<i8"),
+        ("num_read", "<i8"),
+        ("crc32", "<u4"),
+        ("crc32_rest", "<u4"),
+        ("num_rows", "<i8"),
+    ]
 )
 """Where a record batch lies in its shard: its message begins at ``offset`` and has ``num_bytes``. Training
-reads the first ``num_read`` of them, whose CRC-32 is ``crc32``. ``num_rows`` is its samples or pieces."""
+reads the first ``num_read`` of them, whose CRC-32 is ``crc32``; ``crc32_rest`` is that of those behind.
+``num_rows`` is its samples or pieces."""
 
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 
@@ -81,11 +89,13 @@ class Header:
     fields: Fields
     """What a sample delivers, and the column that holds it."""
     kind: str
-    """Kind of the length definition, as in the manifest."""
+    """Kind of the length definition, as in the manifest; ``several`` where the sources have other ones."""
     trained_part: str
-    """What the loss is on: ``all``, ``assistant``, ``completion`` or ``labels``."""
+    """What the loss is on: ``all``, ``assistant``, ``completion``, ``labels`` or ``several``."""
     columns: Mapping[str, str]
     """Every column with its type, for people."""
+    made: tuple[str, ...]
+    """Those that were made of the token ids: they are in no source, and training makes them itself."""
     num_columns_read: int
     """Training reads the first so many."""
     arrow_schema: bytes
@@ -165,6 +175,7 @@ def _header_of(content: Mapping[str, Any]) -> Header:
         kind=content["kind"],
         trained_part=content["trained_part"],
         columns=dict(content["columns"]),
+        made=tuple(content["made"]),
         num_columns_read=int(content["num_columns_read"]),
         arrow_schema=b64decode(content["arrow_schema"], validate=True),
         compression=content["compression"],

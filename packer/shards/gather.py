@@ -19,7 +19,7 @@ from packer.errors import SourceError
 from packer.jobs.executors import Report
 from packer.plan import MicroBatch, Plan
 from packer.shards.feed import Made, ShardColumns
-from packer.shards.format import BATCH, shard_file
+from packer.shards.format import BATCH, shard_file, tokens_type
 from packer.shards.picking import pick_rows
 from packer.shards.scatter import PLACE
 from packer.sources.ipc_messages import end_of_buffers
@@ -110,8 +110,8 @@ class Gather:
                     if not offset:  # Arrow writes magic and schema with the first record batch
                         offset, message = head, message[head:]
                     num_read = end_of_buffers(message, self.columns.num_buffers_read)
-                    crc = zlib.crc32(memoryview(message)[:num_read])
-                    batches[done] = (offset, len(message), num_read, crc, row.num_samples)
+                    crcs = zlib.crc32(message[:num_read]), zlib.crc32(message[num_read:])
+                    batches[done] = (offset, len(message), num_read, *crcs, row.num_samples)
                     done, num_tokens = done + 1, num_tokens + row.num_tokens
                 assert at == num_pieces, "a stretch is made of whole rows"
                 report(done / unit.num_rows, place - unit.first_place, num_tokens)
@@ -171,7 +171,7 @@ def _made(column: Made, batch: pa.RecordBatch) -> pa.Array:
     offsets = to_numpy(ids.offsets).astype(np.int64)
     positions = np.arange(offsets[0], offsets[-1]) - np.repeat(offsets[:-1], np.diff(offsets))
     return pa.Array.from_buffers(
-        ids.type,
+        tokens_type(pa.int32()),
         len(ids),
         [None, pa.py_buffer((offsets - offsets[0]).astype(np.int32))],
         children=[to_arrow(positions.astype(np.int32))],

@@ -8,7 +8,7 @@ import hashlib
 import os
 import pickle
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,12 +31,9 @@ from packer.jobs.executors import Executor, choose_executor
 from packer.jobs.journal import Journal
 from packer.jobs.progress import Listener
 from packer.jobs.stages import Stage
-from packer.metrics import Metrics, open_metrics
-from packer.plan import Plan, load_plan, main_metric
-from packer.samples import Dataset, LengthDefinition
-from packer.samples import open_dataset as open_samples
-from packer.samples.planned import check_planned, planned_definition
-from packer.shards.feed import Feed, FeedUnit
+from packer.plan import Plan, load_plan
+from packer.samples import LengthDefinition
+from packer.shards.feed import Feed, FeedUnit, ShardColumns
 from packer.shards.format import (
     BATCHES_FILE,
     HEADER_FILE,
@@ -47,6 +44,7 @@ from packer.shards.format import (
 )
 from packer.shards.gather import Gather, ShardUnit, Written, cut_shards
 from packer.shards.places import BYTES_PER_PLACE, rows_of, write_places
+from packer.shards.planned import MetricsLike, SourceLike, open_planned, units_of
 from packer.shards.scatter import Scatter, Spilled, spill_file
 from packer.shards.target import Target, opened_target
 from packer.sources import Source
@@ -84,11 +82,11 @@ class Materialized:
 
 def materialize(
     plan: Plan | PathLike,
-    source: Dataset | Source | PathLike | Sequence[PathLike],
+    source: SourceLike | Mapping[str, SourceLike],
     *,
     out: PathLike,
-    metrics: Metrics | PathLike | None = None,
-    definition: LengthDefinition | None = None,
+    metrics: MetricsLike | Mapping[str, MetricsLike] | None = None,
+    definition: LengthDefinition | Mapping[str, LengthDefinition] | None = None,
     tokenizer: str | None = None,
     fields: Sequence[str] | Mapping[str, str] = (),
     keep_columns: Sequence[str] | None = None,
@@ -109,7 +107,8 @@ def materialize(
 
     Args:
         plan: a plan, or its directory.
-        source: the data set that was planned, as ``open_dataset`` takes it, or what that gave.
+        source: the data set that was planned, as ``open_dataset`` takes it, or what that gave; of a plan of
+            several sources a mapping of such by their names, as ``metrics`` and ``definition`` are then.
         out: the directory to make, or a URL of an object store.
         metrics: the metrics that the plan was made from, for what it does not say itself.
         definition: what the length of a sample is, where neither plan nor metrics say it.
@@ -142,33 +141,34 @@ def materialize(
         raise ConfigError(f"--shard-size {shard_size}: give a number of bytes from 1")
     plan = plan if isinstance(plan, Plan) else load_plan(plan)
     epochs = _epochs_of(plan, epoch)
-    dataset = open_planned(
-        plan, source, metrics=metrics, definition=definition, tokenizer=tokenizer, fields=fields
+    feeds = open_planned(
+        plan,
+        source,
+        metrics=metrics,
+        definition=definition,
+        tokenizer=tokenizer,
+        fields=fields,
+        keep_columns=keep_columns,
     )
-    feed = Feed(
-        dataset=dataset,
-        metric=planned_metric(plan, dataset.definition),
-        keep_columns=None if keep_columns is None else tuple(keep_columns),
-    )
-    _ = feed.columns  # what is wrong with them is said before anything is made
-    _check_apart(out, feed.source)
-    identity = feed.source.identity()
+    for feed in feeds:
+        _check_apart(out, feed.source)
+    identities = [feed.source.identity() for feed in feeds]
     with opened_target(out, overwrite=overwrite, scratch=scratch) as target, _leaving_nothing(target.folder):
         shuffle = _Shuffle(
             plan=plan,
             epochs=epochs,
-            feed=feed,
+            feeds=feeds,
             target=target,
             compression=compression,
             shard_bytes=shard_size,
         )
-        with shuffle.journal(identity) as journal:
+        with shuffle.journal(identities) as journal:
             try:
                 num_reused = shuffle.read(journal, run, progress)
             except SourceError:
-                _check_same(feed.source, identity)
+                _check_same(feeds, identities)
                 raise
-            _check_same(feed.source, identity)
+            _check_same(feeds, identities)
             num_reused += shuffle.write(journal, run, progress)
             header, written = shuffle.finish(journal)
     return Materialized(
@@ -182,81 +182,27 @@ def materialize(
     )
 
 
-def open_planned(
-    plan: Plan,
-    source: Dataset | Source | PathLike | Sequence[PathLike],
-    *,
-    metrics: Metrics | PathLike | None = None,
-    definition: LengthDefinition | None = None,
-    tokenizer: str | None = None,
-    fields: Sequence[str] | Mapping[str, str] = (),
-) -> Dataset:
-    """Open the data set of a plan, as ``open_dataset`` does, with what the plan says of it.
-
-    Raises:
-        ConfigError: nothing says what the samples are.
-        SourceChangedError: it is not the one that was planned.
-    """
-    if isinstance(source, Dataset):
-        dataset = source
-    elif metrics is not None:
-        metrics = metrics if isinstance(metrics, Metrics) else open_metrics(metrics)
-        planned = plan.header["metrics_fingerprint"]
-        if planned is not None and metrics.fingerprint != planned:
-            raise SourceChangedError(
-                f"the plan was made from metrics {planned[:12]}…, {metrics.path} is "
-                f"{metrics.fingerprint[:12]}…; give the metrics that it was made from, or plan again"
-            )
-        dataset = open_samples(source, metrics=metrics, tokenizer=tokenizer, fields=fields)
-    else:
-        if definition is None:
-            definition = planned_definition(plan.definition, {}, tokenizer)
-        dataset = open_samples(source, definition=definition, tokenizer=tokenizer, fields=fields)
-        check_planned(dataset.source, plan.num_samples, plan.sources[0].files)
-    if len(dataset) != plan.num_samples:
-        raise SourceChangedError(
-            f"the data set has {len(dataset):,} samples and the plan was made for {plan.num_samples:,}; give "
-            "the data set that was analyzed, or analyze and plan again"
-        )
-    return dataset
-
-
-def planned_metric(plan: Plan, definition: LengthDefinition) -> str:
-    """Return the metric that the plan calls the length of a sample.
-
-    Raises:
-        ConfigError: the definition measures no such thing.
-    """
-    metric = main_metric(plan, definition.metrics)
-    if metric not in definition.metrics:
-        raise ConfigError(
-            f"the plan counts {metric}, and the definition measures {', '.join(definition.metrics)}; give "
-            "the definition that the data set was analyzed with"
-        )
-    return metric
-
-
 @dataclass(frozen=True, kw_only=True)
 class _Shuffle:
     """One run: two passes over files in the target's folder."""
 
     plan: Plan
     epochs: tuple[int, ...]
-    feed: Feed
+    feeds: tuple[Feed, ...]
     target: Target
     compression: str
     shard_bytes: int
 
-    def journal(self, identity: list[dict[str, object]]) -> Journal:
+    def journal(self, identities: list[list[dict[str, object]]]) -> Journal:
         """Open the journal; what it says was done, and whose file is gone, is done again with all else."""
         path = self.target.folder / _JOURNAL
         job = {
             "version": __version__,
             "plan": self.plan.fingerprint,
             "epochs": self.epochs,
-            "sources": identity,
-            "definition": self.feed.definition.to_json(),
-            "columns": self.feed.columns.written.to_string(),
+            "sources": identities,
+            "definitions": [feed.definition.to_json() for feed in self.feeds],
+            "columns": self._columns.written.to_string(),
             "compression": self.compression,
             "shard_bytes": self.shard_bytes,
         }
@@ -300,12 +246,12 @@ class _Shuffle:
 
     def read(self, journal: Journal, run: Executor, listener: Listener | None) -> int:
         """Make the first pass; return how many units an earlier run had done."""
-        units = self.feed.units()
+        units = units_of(self.feeds)
         stage: Stage[FeedUnit] = Stage(
             number=_READING,
             name="reading",
             task=Scatter(
-                feed=self.feed,
+                feeds=self.feeds,
                 places=self._places,
                 spill=self._spill,
                 num_epochs=len(self.epochs),
@@ -326,7 +272,7 @@ class _Shuffle:
     def write(self, journal: Journal, run: Executor, listener: Listener | None) -> int:
         """Make the second pass; return how many shards an earlier run had written."""
         spilled = [
-            Spilled.unpack(journal.payload(_READING, number)) for number in range(len(self.feed.units()))
+            Spilled.unpack(journal.payload(_READING, number)) for number in range(len(units_of(self.feeds)))
         ]
         num_pieces = sum(unit.num_rows for unit in spilled)
         kept_bytes = sum(unit.kept_bytes for unit in spilled) / max(num_pieces, 1)
@@ -337,7 +283,7 @@ class _Shuffle:
             task=Gather(
                 plan=self.plan,
                 epochs=self.epochs,
-                columns=self.feed.columns,
+                columns=self._columns,
                 spill=self._spill,
                 target=self.target.folder,
                 compression=self.compression,
@@ -369,7 +315,7 @@ class _Shuffle:
                     )
                 )
                 first_row += rows
-        columns = self.feed.columns
+        columns = self._columns
         header = Header(
             content_hash=self.plan.fingerprint,
             num_samples=self.plan.num_samples,
@@ -377,9 +323,10 @@ class _Shuffle:
                 EpochEntry(number, self.plan.epoch(number).num_microbatches) for number in self.epochs
             ),
             fields=columns.fields,
-            kind=self.feed.definition.kind,
-            trained_part=self.feed.definition.trained_part,
+            kind=_same(feed.definition.kind for feed in self.feeds),
+            trained_part=_same(feed.definition.trained_part for feed in self.feeds),
             columns={field.name: str(field.type) for field in columns.written},
+            made=tuple(column.name for column in columns.made),
             num_columns_read=len(columns.read) + 2,
             arrow_schema=columns.written.serialize().to_pybytes(),
             compression=self.compression,
@@ -393,6 +340,10 @@ class _Shuffle:
                 journal.append(_COPYING, number, b"")
         self.target.finish([*names, HEADER_FILE])
         return header, written
+
+    @property
+    def _columns(self) -> ShardColumns:
+        return self.feeds[0].columns  # of all of them
 
     @property
     def _cuts(self) -> bool:
@@ -420,7 +371,7 @@ class _Shuffle:
         self, num_pieces: NDArray[np.integer], num_tokens: NDArray[np.integer], kept_bytes: float
     ) -> NDArray[np.int64]:
         """Return (rows,) bytes of the record batches, uncompressed, about."""
-        columns = self.feed.columns
+        columns = self._columns
         num_lists = len(columns.read) + len(columns.made)
         if not columns.counts_tokens:  # what is made of columns is as large as they are
             kept_bytes *= num_lists / len(columns.read)
@@ -430,17 +381,19 @@ class _Shuffle:
 
     def _kept_bytes_guessed(self, units: Sequence[FeedUnit]) -> float:
         """Return about how many bytes a sample has that the plan does not tell, before any is read."""
-        columns = self.feed.columns
+        columns = self._columns
         if columns.counts_tokens and not columns.kept.names:
             return 0.0
-        source = self.feed.source
-        wanted = list(self.feed.read_columns) if not columns.counts_tokens else columns.kept.names
-        whole = sum(unit.num_bytes for unit in source.units(wanted))
-        if columns.counts_tokens and not all(part.format == "parquet" for part in source.parts):
-            whole -= (
-                int(self.plan.header["num_tokens"]) * columns.token_bytes
-            )  # other formats count all columns
-        return max(whole, 0) / max(source.num_rows, 1)
+        whole = num_rows = 0
+        for feed in self.feeds:
+            wanted = list(feed.read_columns) if not columns.counts_tokens else columns.kept.names
+            num_rows += feed.source.num_rows
+            num_bytes = sum(unit.num_bytes for unit in feed.source.units(wanted))
+            if columns.counts_tokens and not all(part.format == "parquet" for part in feed.source.parts):
+                # Other formats count all columns.
+                num_bytes -= int(self.plan.header["num_tokens"]) * columns.token_bytes
+            whole += max(num_bytes, 0)
+        return whole / max(num_rows, 1)
 
     def _check_room(self, kept_bytes: float, *, also_spill: bool) -> None:
         """Refuse a disk without room for what is to be written, beside what an earlier run has.
@@ -454,7 +407,7 @@ class _Shuffle:
             num_pieces += int(table.num_samples.sum())
         if self.compression != "none":
             shard_bytes //= 2
-        num_read, num_made = len(self.feed.columns.read), len(self.feed.columns.made)
+        num_read, num_made = len(self._columns.read), len(self._columns.made)
         spill_bytes = shard_bytes * num_read // (num_read + num_made) + num_pieces * BYTES_PER_PLACE
         needed = shard_bytes + (spill_bytes if also_spill else 0)
         folder = self.target.folder
@@ -490,12 +443,19 @@ def _check_apart(out: PathLike, source: Source) -> None:
             raise ConfigError(f"--out {out} holds the data set itself ({file}); choose another directory")
 
 
-def _check_same(source: Source, identity: list[dict[str, object]]) -> None:
-    opened_anew: Source = pickle.loads(pickle.dumps(source))
-    if [file["sha256"] for file in opened_anew.identity()] != [file["sha256"] for file in identity]:
-        raise SourceChangedError(
-            "the data set changed while it was read; run again once nothing writes to it"
-        )
+def _check_same(feeds: Sequence[Feed], identities: list[list[dict[str, object]]]) -> None:
+    for feed, then in zip(feeds, identities, strict=True):
+        opened_anew: Source = pickle.loads(pickle.dumps(feed.source))
+        if [file["sha256"] for file in opened_anew.identity()] != [file["sha256"] for file in then]:
+            raise SourceChangedError(
+                "the data set changed while it was read; run again once nothing writes to it"
+            )
+
+
+def _same(values: Iterable[str]) -> str:
+    """Return what all values are."""
+    found = set(values)
+    return found.pop() if len(found) == 1 else "several"
 
 
 @contextmanager

@@ -56,7 +56,7 @@ class ShardReader:
         Args:
             epoch: of the plan.
             row: of the epoch.
-            whole: also the columns that training does not read; else nothing is said of their content.
+            whole: also the columns that training does not read, which are not looked at otherwise.
 
         Raises:
             PlanError: that epoch was not written, or has no such row.
@@ -73,7 +73,10 @@ class ShardReader:
         else:
             message = self._message(shard, entry, whole=whole)
         num_read = int(entry["num_read"])
-        if zlib.crc32(memoryview(message)[:num_read]) != entry["crc32"]:
+        content = memoryview(message)
+        if zlib.crc32(content[:num_read]) != entry["crc32"] or (
+            whole and zlib.crc32(content[num_read:]) != entry["crc32_rest"]
+        ):
             raise self._damaged(shard, at, epoch, row, "its bytes are not those that were written")
         try:
             batch = self._parse(message, whole=whole)

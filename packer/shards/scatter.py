@@ -70,7 +70,7 @@ class Placed(NamedTuple):
 class Scatter:
     """The task: a unit of the data set to a file of runs, sorted by place."""
 
-    feed: Feed
+    feeds: tuple[Feed, ...]
     places: Path
     spill: Path
     num_epochs: int
@@ -82,17 +82,18 @@ class Scatter:
         path = spill_file(self.spill, unit.number)
         partial = path.with_suffix(".partial")
         num_rows = num_tokens = kept_bytes = 0
-        schema = with_place(self.feed.columns.shuffled)
+        columns = self.feeds[unit.feed].columns
+        schema = with_place(columns.shuffled)
         with pa.OSFile(str(partial), "wb") as file, pa.ipc.new_file(file, schema) as writer:
             for run in self.runs(unit, report):
                 writer.write_batch(run)
                 num_rows += run.num_rows
                 sizes = [column.nbytes for column in run.columns[1:]]
-                num_exact = len(self.feed.columns.read) if self.feed.columns.counts_tokens else 0
+                num_exact = len(columns.read) if columns.counts_tokens else 0
                 kept_bytes += sum(sizes[num_exact:])
-                if self.feed.columns.counts_tokens:
+                if columns.counts_tokens:
                     num_tokens += len(run.column(1).values)
-        self.feed.source.close()  # the pages of a mapped file count as memory of this process
+        self.feeds[unit.feed].source.close()  # the pages of a mapped file count as memory of this process
         partial.rename(path)
         return Spilled(num_rows, num_tokens, path.stat().st_size, kept_bytes).pack()
 
@@ -100,32 +101,32 @@ class Scatter:
         """Yield what a unit holds of the plan, some ten megabytes at a time, each sorted by ``place``."""
         held: list[Placed] = []
         num_bytes = num_rows = done = num_tokens = 0
-        for first_id, batch in self.feed.read(unit):
+        feed = self.feeds[unit.feed]
+        for first_id, batch in feed.read(unit):
             found = self._finder.between(first_id, first_id + batch.num_rows)
             done += batch.num_rows
             if len(found.place):
-                placed = self._placed(unit, first_id, batch, found)
+                placed = self._placed(feed, first_id, batch, found)
                 held.append(placed)
                 num_bytes, num_rows = num_bytes + placed.num_bytes, num_rows + len(placed.at)
                 num_tokens += int(found.seqlen.sum())
             if num_bytes >= _RUN_BYTES or num_rows >= _RUN_ROWS:
                 yield from self._sorted(held)
                 held, num_bytes, num_rows = [], 0, 0
-            report(self.feed.source.share_read(unit.unit, done), done, num_tokens)
+            report(feed.source.share_read(unit.unit, done), done, num_tokens)
         yield from self._sorted(held)
 
     @cached_property
     def _finder(self) -> PlaceFinder:
         return PlaceFinder(self.places, num_epochs=self.num_epochs)
 
-    def _placed(self, unit: FeedUnit, first_id: int, batch: pa.RecordBatch, found: Places) -> Placed:
+    def _placed(self, feed: Feed, first_id: int, batch: pa.RecordBatch, found: Places) -> Placed:
         """Turn the rows that the plan wants into what is written, and hold them against it."""
         wanted = found.sample_id - first_id
         try:
-            rows = self.feed.rows(batch, np.unique(wanted))
+            rows = feed.rows(batch, np.unique(wanted))
         except RowError as error:
-            row = first_id + error.row
-            raise SourceError(f"{self.feed.source.place_of_row(row)}: {error}") from error
+            raise SourceError(f"{feed.place_of(first_id + error.row)}: {error}") from error
         index = np.searchsorted(rows.rows, wanted)
         lengths = rows.num_tokens[index]
         is_wrong = lengths < found.start + found.seqlen if self.cuts else lengths != found.seqlen

@@ -2,7 +2,7 @@
 
 import os
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,18 +12,16 @@ from numpy.typing import NDArray
 
 from packer.arrays import to_numpy
 from packer.errors import InvariantError, PlanError, ShardsError
-from packer.metrics import Metrics
 from packer.plan import MicroBatch, Plan, load_plan
-from packer.samples import Dataset, LengthDefinition
+from packer.samples import LengthDefinition
 from packer.samples.dataset import INPUT_IDS, LABELS
 from packer.shards.feed import POSITION_IDS, Feed
 from packer.shards.format import SAMPLE_ID, START
-from packer.shards.materialize import open_planned, planned_metric
 from packer.shards.picking import pick_rows
 from packer.shards.places import rows_of, write_places
+from packer.shards.planned import MetricsLike, SourceLike, open_planned, units_of
 from packer.shards.reader import ShardReader
 from packer.shards.scatter import Scatter
-from packer.sources import Source
 from packer.sources.location import Location, from_user
 from packer.wording import counted
 
@@ -47,10 +45,10 @@ class VerifiedShards:
 def verify_shards(
     plan: Plan | PathLike,
     shards: PathLike,
-    source: Dataset | Source | PathLike | Sequence[PathLike] | None = None,
+    source: SourceLike | Mapping[str, SourceLike] | None = None,
     *,
-    metrics: Metrics | PathLike | None = None,
-    definition: LengthDefinition | None = None,
+    metrics: MetricsLike | Mapping[str, MetricsLike] | None = None,
+    definition: LengthDefinition | Mapping[str, LengthDefinition] | None = None,
     tokenizer: str | None = None,
     progress: Progress | None = None,
 ) -> VerifiedShards:
@@ -96,15 +94,17 @@ def verify_shards(
             if progress is not None and row % 256 == 0:
                 progress(done, total)
     if source is not None:
-        dataset = open_planned(
+        kept = reader.schema.names[reader.header.num_columns_read :]
+        feeds = open_planned(
             plan,
             source,
             metrics=metrics,
             definition=definition,
             tokenizer=tokenizer,
             fields=_further_fields(reader),
+            keep_columns=["none", *(name for name in kept if name not in reader.header.made)],
         )
-        _check_samples(plan, reader, dataset, progress)
+        _check_samples(plan, reader, feeds, progress)
     return VerifiedShards(
         num_shards=num_shards,
         num_microbatches=reader.header.num_rows,
@@ -154,24 +154,20 @@ def _check_row(reader: ShardReader, epoch: int, row: int, planned: MicroBatch) -
                 f"row {row} of epoch {epoch}: sample {planned.sample_ids[at]} has {lengths[at]} tokens in "
                 f"the shards and {planned.seqlens[at]} in the plan; materialize again"
             )
-    for name in reader.schema.names[reader.header.num_columns_read :]:
+    for name in reader.header.made:
         stem = name.removesuffix(POSITION_IDS).removesuffix(LABELS)
-        if stem == name or f"{stem}{INPUT_IDS}" not in reader.schema.names:
-            continue
         ids, made = batch.column(f"{stem}{INPUT_IDS}"), batch.column(name)
         expected_made = ids if name.endswith(LABELS) else _positions(ids)
-        if reader.header.kind not in _SOURCE_KINDS and not made.equals(expected_made):
+        if not made.equals(expected_made):
             raise InvariantError(
                 f"row {row} of epoch {epoch}: {name} are not those of {stem}{INPUT_IDS}; materialize again"
             )
 
 
-_SOURCE_KINDS = ("tokens", "length", "indexed")
-"""Kinds of which every column is the source's."""
-
-
 def _positions(ids: pa.ListArray) -> pa.ListArray:
-    return pa.array([range(length) for length in np.diff(to_numpy(ids.offsets)).tolist()], ids.type)
+    return pa.array(
+        [range(length) for length in np.diff(to_numpy(ids.offsets)).tolist()], pa.list_(pa.int32())
+    )
 
 
 def _further_fields(reader: ShardReader) -> dict[str, str]:
@@ -182,17 +178,11 @@ def _further_fields(reader: ShardReader) -> dict[str, str]:
     return {}
 
 
-def _check_samples(plan: Plan, reader: ShardReader, dataset: Dataset, progress: Progress | None) -> None:
+def _check_samples(
+    plan: Plan, reader: ShardReader, feeds: tuple[Feed, ...], progress: Progress | None
+) -> None:
     """Read the data set as it was read for the shards, and look every sample up in them."""
-    header = reader.header
-    kept = reader.schema.names[header.num_columns_read :]
-    made = () if header.kind in _SOURCE_KINDS else _made_names(reader)
-    feed = Feed(
-        dataset=dataset,
-        metric=planned_metric(plan, dataset.definition),
-        keep_columns=("none", *(name for name in kept if name not in made)),
-    )
-    columns = feed.columns
+    header, columns = reader.header, feeds[0].columns
     if columns.written.names != reader.schema.names or columns.fields != header.fields:
         raise ShardsError(
             f"{reader.folder.path} has the columns {', '.join(reader.schema.names)} for the fields "
@@ -206,20 +196,15 @@ def _check_samples(plan: Plan, reader: ShardReader, dataset: Dataset, progress: 
         places = Path(scratch) / "places"
         write_places(plan, epochs, places)
         scatter = Scatter(
-            feed=feed, places=places, spill=places, num_epochs=len(epochs), cuts=_cuts(plan, epochs)
+            feeds=feeds, places=places, spill=places, num_epochs=len(epochs), cuts=_cuts(plan, epochs)
         )
-        units = feed.units()
+        units = units_of(feeds)
         for number, unit in enumerate(units):
             for run in scatter.runs(unit, lambda *_: None):
                 _check_run(plan, reader, run, before)
-            feed.source.close()
+            feeds[unit.feed].source.close()
             if progress is not None:
                 progress(number + 1, len(units))
-
-
-def _made_names(reader: ShardReader) -> set[str]:
-    stems = [name.removesuffix(INPUT_IDS) for name in reader.schema.names if name.endswith(INPUT_IDS)]
-    return {stem + name for stem in stems for name in (LABELS, POSITION_IDS)}
 
 
 def _cuts(plan: Plan, epochs: Sequence[int]) -> bool:

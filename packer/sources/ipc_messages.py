@@ -89,6 +89,23 @@ def scan_file(file: BinaryIO, footer: bytes, size: int) -> list[Message]:
     return batches
 
 
+def end_of_buffers(message: bytes, num_buffers: int) -> int:
+    """Return how many bytes of a record batch's message hold its header and the first of its buffers.
+
+    Args:
+        message: header and body, as written since Arrow 0.15.
+        num_buffers: in the order of the columns, those of nested ones after their own.
+    """
+    (metadata_size,) = struct.unpack_from("<i", message, 4)
+    metadata = message[8 : 8 + metadata_size]
+    batch = _table(metadata, _root(metadata), 2)
+    vector = _table(metadata, batch, 2)
+    ends = [
+        sum(struct.unpack_from("<qq", metadata, vector + 4 + 16 * number)) for number in range(num_buffers)
+    ]
+    return int(8 + metadata_size + max(ends, default=0))
+
+
 def decoded_bytes(file: BinaryIO, batch: Message) -> int:
     """Return what the buffers of a record batch take in memory; compressed ones say it in front of each.
 
@@ -120,23 +137,6 @@ def decoded_bytes(file: BinaryIO, batch: Message) -> int:
             "is damaged, fetch it again"
         ) from error
     return total
-
-
-def end_of_buffers(message: bytes, num_buffers: int) -> int:
-    """Return how many bytes of a record batch's message hold its header and the first of its buffers.
-
-    Args:
-        message: header and body, as written since Arrow 0.15.
-        num_buffers: in the order of the columns, those of nested ones after their own.
-    """
-    (metadata_size,) = struct.unpack_from("<i", message, 4)
-    metadata = message[8 : 8 + metadata_size]
-    batch = _table(metadata, _root(metadata), 2)
-    vector = _table(metadata, batch, 2)
-    ends = [
-        sum(struct.unpack_from("<qq", metadata, vector + 4 + 16 * number)) for number in range(num_buffers)
-    ]
-    return int(8 + metadata_size + max(ends, default=0))
 
 
 def _read_header(file: BinaryIO, offset: int, size: int) -> tuple[int, int, int, bool] | None:

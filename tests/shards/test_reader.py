@@ -68,7 +68,7 @@ def test_any_flipped_byte_is_refused_before_its_batch(made: tuple[World, Path], 
     assert batches_of(world.plan, packer.open_dataset(shards)) == good
 
 
-def test_what_training_does_not_read_may_be_damaged_until_it_is_verified(
+def test_what_training_does_not_read_may_be_damaged_until_it_is_asked_for(
     made: tuple[World, Path], shards: Path
 ) -> None:
     world, _ = made
@@ -77,7 +77,10 @@ def test_what_training_does_not_read_may_be_damaged_until_it_is_verified(
     content = bytearray(file.read_bytes())
     content[int(entry["offset"]) + int(entry["num_bytes"]) - 9] ^= 1  # of the column of names
     file.write_bytes(content)
-    assert len(packer.open_dataset(shards).read_microbatch(0, 0)) == entry["num_rows"]
+    dataset = packer.open_dataset(shards)
+    assert len(dataset.read_microbatch(0, 0)) == entry["num_rows"]
+    with pytest.raises(ShardsError, match=r"record batch 0 of .* is damaged"):
+        dataset._reader.record_batch(0, 0, whole=True)
     with pytest.raises(ShardsError, match="is not the file that was written"):
         verify_shards(world.plan, shards)
 
@@ -241,3 +244,24 @@ def test_one_range_a_micro_batch_and_eight_in_flight(
     assert sum(ranges) < needed + 900 * num_rows
     assert result.num_bytes > sum(ranges) + 4 * result.num_tokens  # positions stay where they are
     assert dataset.rows_ahead >= 8
+
+
+def test_random_damage_anywhere_is_told_or_without_effect(made: tuple[World, Path], shards: Path) -> None:
+    world, _ = made
+    good = batches_of(world.plan, packer.open_dataset(shards))
+    files = sorted(path for path in shards.iterdir())
+    rng = np.random.default_rng(1)
+    num_told = 0
+    for _ in range(60):
+        path = files[int(rng.integers(len(files)))]
+        before = path.read_bytes()
+        content = bytearray(before)
+        for _ in range(int(rng.integers(1, 4))):
+            content[int(rng.integers(len(content)))] = int(rng.integers(256))
+        path.write_bytes(content[: int(rng.integers(len(content) // 2, len(content) + 1))])
+        try:
+            assert batches_of(world.plan, packer.open_dataset(shards)) == good
+        except packer.PackerError:
+            num_told += 1
+        path.write_bytes(before)
+    assert num_told > 30

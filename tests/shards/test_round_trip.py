@@ -1,19 +1,34 @@
 """What the loader makes of shards is what it makes of the data set, whatever the samples are made of."""
 
+import dataclasses
+import json
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 import packer
 from packer.errors import ColumnError, ConfigError
+from packer.plan import plan_in_memory
+from packer.plan.sources import PlanSource
 from packer.shards import materialize as module
 from packer.shards import scatter
 from packer.shards.format import shard_file
 from packer.shards.verify import verify_shards
-from tests.shards.worlds import KINDS, batches_of, token_world, world_of
+from tests import plans
+from tests.shards.worlds import (
+    KINDS,
+    batches_of,
+    planned,
+    rows_of_tokens,
+    token_world,
+    world_of,
+    write_lines,
+)
+from tests.word_tokenizer import write_tokenizer
 
 CUT = {"max_seqlen": 7, "too_long": "split", "epochs": 2}
 
@@ -155,10 +170,6 @@ def test_one_of_several_epochs(tmp_path: Path) -> None:
 
 
 def test_a_length_column_needs_to_know_where_the_tokens_are(tmp_path: Path) -> None:
-    import pyarrow.parquet as pq
-
-    from tests.shards.worlds import planned, rows_of_tokens
-
     rows = rows_of_tokens(30)
     path = tmp_path / "x.parquet"
     pq.write_table(pa.table({"n": [len(row) for row in rows], "tokens": rows}), path)
@@ -170,3 +181,80 @@ def test_a_length_column_needs_to_know_where_the_tokens_are(tmp_path: Path) -> N
     theirs = packer.open_dataset(path, metrics=world.metrics, fields=fields)
     assert batches_of(world.plan, dataset) == batches_of(world.plan, theirs)
     assert verify_shards(world.plan, tmp_path / "shards", path, metrics=world.metrics).with_source
+
+
+def test_a_plan_of_several_sources(tmp_path: Path) -> None:
+    texts, tokens = tmp_path / "texts", tmp_path / "tokens"
+    texts.mkdir()
+    tokens.mkdir()
+    worlds = {"web": world_of("prompt", texts), "code": token_world(tokens, longest_first())}
+    first_ids = {"web": 0, "code": len(worlds["web"].dataset)}
+    lengths = {name: [len(sample["input_ids"]) for sample in world.dataset] for name, world in worlds.items()}
+    rows = [
+        plans.Row(pieces=[(0, lengths["web"][0]), (61, lengths["code"][1])]),
+        plans.Row(pieces=[(62, lengths["code"][2]), (5, lengths["web"][5]), (60, lengths["code"][0])]),
+    ]
+    sources = tuple(
+        PlanSource(
+            name=name,
+            first_id=first_ids[name],
+            num_samples=len(lengths[name]),
+            num_tokens=sum(lengths[name]),
+            fingerprint=packer.open_metrics(world.metrics).fingerprint,
+        )
+        for name, world in worlds.items()
+    )
+    everything = [length for found in lengths.values() for length in found]
+    facts = dataclasses.replace(plans.facts(everything, layout="packed"), sources=sources)
+    plan = plan_in_memory(facts, [plans.epoch(rows, layout="packed")], dropped=plans.drops())
+    given = {name: world.source for name, world in worlds.items()}
+    metrics = {name: world.metrics for name, world in worlds.items()}
+    result = packer.materialize(plan, given, metrics=metrics, out=tmp_path / "shards")
+    assert result.header.kind == "several"
+    assert list(result.header.columns) == ["sample_id", "start", "input_ids", "labels", "position_ids"]
+    dataset = packer.open_dataset(tmp_path / "shards")
+    for number, row in enumerate(rows):
+        for (sample_id, _), sample in zip(row.pieces, dataset.read_microbatch(0, number), strict=True):
+            name = "web" if sample_id < 60 else "code"
+            expected = worlds[name].dataset[sample_id - first_ids[name]]
+            labels = expected.get("labels", expected["input_ids"])  # of token lists every token trains
+            assert sample["input_ids"].tolist() == expected["input_ids"].tolist()
+            assert sample["labels"].tolist() == labels.tolist()
+    assert verify_shards(plan, tmp_path / "shards", given, metrics=metrics).with_source
+    with pytest.raises(
+        ConfigError, match=r"of the sources web, code; give the data set of each.*NAME=SOURCE"
+    ):
+        packer.materialize(plan, worlds["web"].source, out=tmp_path / "other")
+    with pytest.raises(ConfigError, match="data sets named web were given, and the plan is of web, code"):
+        packer.materialize(plan, {"web": worlds["web"].source}, out=tmp_path / "other")
+
+
+def longest_first() -> list[list[int]]:
+    return sorted(rows_of_tokens(20, seed=3), key=len, reverse=True)
+
+
+@pytest.mark.frameworks
+def test_chats(tmp_path: Path) -> None:
+    roles = ("user", "assistant")
+    rows = [
+        {
+            "messages": [
+                {"role": roles[at % 2], "content": f"w{2 + number % 7} w3"} for at in range(2 + number % 3)
+            ]
+        }
+        for number in range(40)
+    ]
+    folder = tmp_path / "tokenizer"
+    folder.mkdir()
+    write_tokenizer(folder, 50)
+    template = (
+        "{% for m in messages %}{% if m.role == 'assistant' %}{% generation %}{{ m.content }}"
+        "{% endgeneration %}{% else %}{{ m.content }}{% endif %} w9 {% endfor %}"
+    )
+    settings = {"tokenizer_class": "PreTrainedTokenizerFast", "chat_template": template}
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+    path = write_lines(tmp_path / "chats.jsonl", rows)
+    world = planned(tmp_path, path, CUT, messages_column="messages", tokenizer=folder)
+    dataset = opened(world, tmp_path)
+    assert dataset.header.trained_part == "assistant"
+    assert batches_of(world.plan, dataset) == batches_of(world.plan, world.dataset)

@@ -41,8 +41,8 @@ def rewrite(shards: Path, change: Callable[[int, Rows], Rows]) -> None:
             for message in scan_file(file, footer, len(content)):
                 body = content[message.offset : message.offset + message.num_bytes]
                 num_read = end_of_buffers(body, 4 + 4 * (header["num_columns_read"] - 2))
-                crc = zlib.crc32(body[:num_read])
-                part.append((message.offset, message.num_bytes, num_read, crc, message.num_rows))
+                crcs = zlib.crc32(body[:num_read]), zlib.crc32(body[num_read:])
+                part.append((message.offset, message.num_bytes, num_read, *crcs, message.num_rows))
         packed = np.array(part, BATCH).tobytes()
         entry |= {
             "num_bytes": len(content),
