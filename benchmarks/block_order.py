@@ -2,7 +2,7 @@
 
 python benchmarks/block_order.py --folder /tmp/blocks      (--groups 60 --rows 4000: 1.1 GB decoded)
 
-Row groups of random token lists, the loader's cache of 256 MiB; micro-batches of 32,768 tokens are read in the
+Row groups of random token lists; the cache has 256 MiB. Micro-batches of 32,768 tokens are read in the
 plan's order, from its middle on: 1,500 where what is open fits the cache, else 8, since each takes seconds.
 Decoded bytes are those of the row groups that the source decodes.
 """
