@@ -26,7 +26,8 @@ if TYPE_CHECKING:
     from packer.runtime import count_loss_tokens as count_loss_tokens
     from packer.runtime import measure_loss_multiplier as measure_loss_multiplier
     from packer.runtime import scaled_lr as scaled_lr
-    from packer.samples import open_dataset as open_dataset
+    from packer.shards import open_dataset as open_dataset
+    from packer.shards.materialize import materialize as materialize
 
 _HOMES = {
     "PlanConfig": "packer.planner",
@@ -40,7 +41,8 @@ _HOMES = {
     "load_plan": "packer.plan",
     "make_plan": "packer.planner",
     "measure_loss_multiplier": "packer.runtime",
-    "open_dataset": "packer.samples",
+    "materialize": "packer.shards.materialize",
+    "open_dataset": "packer.shards",
     "open_metrics": "packer.metrics",
     "sample_metric": "packer.analyzer",
     "scaled_lr": "packer.runtime",

@@ -10,11 +10,8 @@ from pathlib import Path
 from time import monotonic
 from typing import Any
 
-from packer.analyzer.executors import choose_executor
-from packer.analyzer.journal import Journal
 from packer.analyzer.keys import resolve_keys
 from packer.analyzer.options import ColumnChoice, LengthOptions, define_length
-from packer.analyzer.progress import Listener
 from packer.analyzer.result import AnalyzeResult, suspicions
 from packer.analyzer.sample_metrics import MetricFunction, resolve_metrics
 from packer.analyzer.token_files import TokenFiles
@@ -28,6 +25,9 @@ from packer.errors import (
     TargetWriteError,
     WorkerLostError,
 )
+from packer.jobs.executors import choose_executor
+from packer.jobs.journal import Journal
+from packer.jobs.progress import Listener
 from packer.metrics import MANIFEST_NAME
 from packer.publish import check_target, published_directory
 from packer.samples import check_definition

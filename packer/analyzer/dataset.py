@@ -10,17 +10,17 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from packer.analyzer.executors import Report, choose_executor
-from packer.analyzer.journal import Journal
 from packer.analyzer.keys import KeyFunction, hash_objects
 from packer.analyzer.options import check_metric_names
-from packer.analyzer.progress import Listener
 from packer.analyzer.result import AnalyzeResult, suspicions
 from packer.analyzer.sample_metrics import check_integers
-from packer.analyzer.stages import LENGTHS, Stage
-from packer.analyzer.tasks import UnitLengths
+from packer.analyzer.tasks import LENGTHS, UnitLengths
 from packer.analyzer.writing import write_metrics
 from packer.errors import ConfigError, SourceError
+from packer.jobs.executors import Report, choose_executor
+from packer.jobs.journal import Journal
+from packer.jobs.progress import Listener
+from packer.jobs.stages import Stage
 from packer.metrics import MANIFEST_NAME
 from packer.publish import published_directory
 from packer.samples import SEQLEN

@@ -9,19 +9,25 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from packer.analyzer.executors import Report
 from packer.analyzer.keys import KeyColumn, hash_values
 from packer.analyzer.merge import exact_sum
-from packer.analyzer.payload import pack_arrays, unpack_arrays
 from packer.analyzer.sample_metrics import TOKEN_IDS, SampleMetric
 from packer.arrays import to_arrow
 from packer.errors import ColumnError, SourceError
+from packer.jobs.executors import Report
+from packer.jobs.payload import pack_arrays, unpack_arrays
 from packer.samples import Encoded, LengthDefinition, encode, measure
 from packer.samples.ragged import RowError
 from packer.samples.tolerance import apply_to_readable
 from packer.sources import Columns, Source, Unit, find_field, take_column
 
 T = TypeVar("T")
+
+LENGTHS = 0
+"""Number of the stage that measures."""
+
+VOCABULARY = 1
+"""Number of the stage, before that one, that counts how often each token id occurs."""
 
 # beside the metrics, whose names begin with a letter or a digit
 _COUNTS = "@counts"

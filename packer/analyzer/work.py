@@ -8,19 +8,21 @@ import numpy as np
 from numpy.typing import NDArray
 
 from packer._version import __version__
-from packer.analyzer.executors import Executor
-from packer.analyzer.journal import Journal
 from packer.analyzer.keys import KeyColumn
-from packer.analyzer.progress import Listener
 from packer.analyzer.sample_metrics import SampleMetric
-from packer.analyzer.stages import LENGTHS, VOCABULARY, Stage
 from packer.analyzer.tasks import (
+    LENGTHS,
+    VOCABULARY,
     CountVocabulary,
     MeasureUnit,
     UnitLengths,
     add_vocabulary,
     vocabulary_totals,
 )
+from packer.jobs.executors import Executor
+from packer.jobs.journal import Journal
+from packer.jobs.progress import Listener
+from packer.jobs.stages import Stage
 from packer.metrics import Blocks
 from packer.samples import LengthDefinition
 from packer.sources import Source, Unit

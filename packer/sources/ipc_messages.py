@@ -122,6 +122,23 @@ def decoded_bytes(file: BinaryIO, batch: Message) -> int:
     return total
 
 
+def end_of_buffers(message: bytes, num_buffers: int) -> int:
+    """Return how many bytes of a record batch's message hold its header and the first of its buffers.
+
+    Args:
+        message: header and body, as written since Arrow 0.15.
+        num_buffers: in the order of the columns, those of nested ones after their own.
+    """
+    (metadata_size,) = struct.unpack_from("<i", message, 4)
+    metadata = message[8 : 8 + metadata_size]
+    batch = _table(metadata, _root(metadata), 2)
+    vector = _table(metadata, batch, 2)
+    ends = [
+        sum(struct.unpack_from("<qq", metadata, vector + 4 + 16 * number)) for number in range(num_buffers)
+    ]
+    return int(8 + metadata_size + max(ends, default=0))
+
+
 def _read_header(file: BinaryIO, offset: int, size: int) -> tuple[int, int, int, bool] | None:
     """Return (kind, rows, bytes, whether compressed) of a message; None at the end-of-stream mark."""
     file.seek(offset)

@@ -14,6 +14,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from packer.arrays import numpy_dtype
 from packer.errors import SourceError
 from packer.sources.cache import BatchCache
 from packer.sources.columns import find_field
@@ -236,7 +237,7 @@ def _to_arrow(values: list[memoryview], encoding: str) -> pa.Array:
     if encoding in _TEXTS or encoding == _BYTES:
         return pa.array([bytes(value) for value in values], pa.binary()).cast(_arrow_type(encoding))
     if encoding in _SCALARS:
-        flat = np.frombuffer(b"".join(values), _SCALARS[encoding].to_pandas_dtype())
+        flat = np.frombuffer(b"".join(values), numpy_dtype(_SCALARS[encoding]))
         return pa.array(flat)
     arrays = [_decode_array(value, encoding) for value in values]
     offsets = np.cumsum([0] + [len(array) for array in arrays])

@@ -114,6 +114,11 @@ class Part(ABC):
             cache: where batches that are costly to make are kept, shared by all files of a source.
         """
 
+    def first_row_of(self, unit: Unit) -> int:
+        """Return the row of the file at which a unit begins."""
+        assert unit.first_row is not None, "a format whose units do not say it finds it out"
+        return unit.first_row
+
     def share_read(self, unit: Unit, num_rows: int) -> float:
         """Return about how much of a unit is read, 0 to 1, once ``num_rows`` of its rows are."""
         return num_rows / unit.num_rows if unit.num_rows else 0.0

@@ -91,6 +91,10 @@ class Source:
         """
         yield from self._opened(unit.part).read(unit, columns)
 
+    def first_row_of(self, unit: Unit) -> int:
+        """Return the row of the whole at which a unit begins; JSON Lines are scanned once to tell."""
+        return int(self.first_rows[unit.part]) + self.parts[unit.part].first_row_of(unit)
+
     def share_read(self, unit: Unit, num_rows: int) -> float:
         """Return about how much of a unit is read, 0 to 1, once ``num_rows`` of its rows are."""
         return self.parts[unit.part].share_read(unit, num_rows)

@@ -26,6 +26,7 @@ from packer.runtime.batches.pairs import (
     packed_members,
 )
 from packer.runtime.batches.pieces import read_pieces, read_samples
+from packer.runtime.batches.rows import MicroBatchDataset, read_row, reads_microbatches
 from packer.runtime.loader.progress import Place, Read
 from packer.runtime.loader.randomness import Randomness
 from packer.runtime.sequence_parallel.shard import RowLayout, Shard, rank_spans
@@ -111,6 +112,12 @@ class MicroBatchReader:
         if self._epoch is None or place.epoch != self._epoch_number:
             self._epoch, self._epoch_number = self._plan.epoch(place.epoch), place.epoch
         planned = self._epoch.microbatch(row)
+        dataset = self._dataset
+        if own.reads_samples and reads_microbatches(dataset):
+            if dataset.rows_ahead:
+                self._prefetch(dataset, place)
+            copies = self._user_collate is not None or self._collator.pad_sample is not None
+            dataset = read_row(dataset, place.epoch, row, planned, copies=copies)
         shape = PlannedShape(
             self._layout,
             planned.seqlens,
@@ -122,10 +129,10 @@ class MicroBatchReader:
         if not own.reads_samples:
             collated = Collated({}, 0, None)
         elif not self._randomness.is_due(in_worker=in_worker):
-            collated = self._collate(planned, shape, place.accum)
+            collated = self._collate(dataset, planned, shape, place.accum)
         else:
             draws = self._randomness.is_used
-            make = functools.partial(self._collate, planned, shape, place.accum)
+            make = functools.partial(self._collate, dataset, planned, shape, place.accum)
             collated = self._randomness.make(place.epoch, row, make, in_worker=in_worker)
             if own.sp_size > 1 and self._randomness.is_used and not draws:
                 # What was drawn for one slice was not drawn for the others: now every rank reads all of it.
@@ -157,13 +164,28 @@ class MicroBatchReader:
         is_part = self._coordinates.sp_size > 1 or bool(planned.padded_seqlens)
         return None if is_part else planned.num_loss_tokens
 
-    def _collate(self, planned: MicroBatch, shape: PlannedShape, accum: int) -> Collated:
+    def _prefetch(self, dataset: MicroBatchDataset, place: Place) -> None:
+        """Name the micro-batches that this process reads next: every one, or every W-th of W workers'."""
+        assert self._epoch is not None
+        own = self._coordinates
+        worker = torch.utils.data.get_worker_info()
+        stride = 1 if worker is None else worker.num_workers
+        grad_accum = self._step_size // own.dp_size
+        first = place.step * grad_accum + place.accum
+        last = self._epoch.num_steps * grad_accum
+        rows = [
+            row_of(at // grad_accum, at % grad_accum, own.dp_rank, own.dp_size, self._step_size)
+            for at in range(first, min(first + stride * (1 + dataset.rows_ahead), last), stride)
+        ]
+        dataset.prefetch(place.epoch, rows)
+
+    def _collate(self, dataset: Any, planned: MicroBatch, shape: PlannedShape, accum: int) -> Collated:
         if self._coordinates.sp_size > 1:
-            return self._slice(planned, shape)
+            return self._slice(dataset, planned, shape)
         if self._user_collate is not None:
-            return self._collate_as_told(planned, shape)
+            return self._collate_as_told(dataset, planned, shape)
         if planned.padded_seqlens:
-            samples = read_samples(self._dataset, planned.sample_ids.tolist())
+            samples = read_samples(dataset, planned.sample_ids.tolist())
             return collate_members(
                 samples,
                 planned,
@@ -173,14 +195,14 @@ class MicroBatchReader:
                 counted=self._counted_member,
             )
         if self._packed_members:
-            samples = read_samples(self._dataset, planned.sample_ids.tolist())
+            samples = read_samples(dataset, planned.sample_ids.tolist())
             return collate_packed_members(
                 samples, planned, self._collator, self._fields, self._packed_members
             )
-        samples = read_pieces(self._dataset, planned, self._fields)
+        samples = read_pieces(dataset, planned, self._fields)
         return collate_alike(self._collator, samples, planned.sample_ids, shape, self._fields)
 
-    def _slice(self, planned: MicroBatch, shape: PlannedShape) -> Collated:
+    def _slice(self, dataset: Any, planned: MicroBatch, shape: PlannedShape) -> Collated:
         own = self._coordinates
         if self._layout == "packed":
             rows = RowLayout.packed(planned.seqlens, planned.padded_seqlen, self._pad_segments_to)
@@ -188,7 +210,7 @@ class MicroBatchReader:
             rows = RowLayout.padded(planned.seqlens, planned.padded_seqlen)
         spans = rank_spans(rows, own.sp_rank, own.sp_size, self._slicing.shard, ragged=self._slicing.ragged)
         tensors, num_predictable = read_shard(
-            self._dataset,
+            dataset,
             planned.sample_ids,
             rows,
             spans,
@@ -205,12 +227,12 @@ class MicroBatchReader:
         labels_from: LabelsFrom = "dataset" if self._fields.has_labels else "input_ids"
         return Collated(tensors | more, num_loss_tokens, labels_from, num_predictable)
 
-    def _collate_as_told(self, planned: MicroBatch, shape: PlannedShape) -> Collated:
+    def _collate_as_told(self, dataset: Any, planned: MicroBatch, shape: PlannedShape) -> Collated:
         assert self._user_collate is not None
         if planned.padded_seqlens or self._packed_members:
-            samples = read_samples(self._dataset, planned.sample_ids.tolist())
+            samples = read_samples(dataset, planned.sample_ids.tolist())
         else:
-            samples = read_pieces(self._dataset, planned, self._fields)
+            samples = read_pieces(dataset, planned, self._fields)
         if self._collator.pad_sample is not None:
             samples = [
                 pad_on_the_right(self._collator.pad_sample, sample, shape.padded_seqlen) for sample in samples
