@@ -75,7 +75,8 @@ def make_plan(
         metrics = {name: measured.metric(name) for name in measured.names} | dict(metrics or {})
         if loss_tokens is None:
             loss_tokens = metrics.get(LOSS_TOKENS)
-        blocks = blocks or measured.blocks
+        if config.shuffle_blocks is not None and blocks is None:
+            blocks = measured.blocks
     lengths = _integers(SEQLEN, seqlens, None)
     known = {
         name: _integers(name, values, len(lengths))

@@ -154,7 +154,9 @@ def _contents(folder: Path) -> Any:
     metrics = packer.open_metrics(folder)
     metrics.check_files()
     values = {name: metrics.metric(name).tolist() for name in metrics.names}
-    return values, metrics.manifest, metrics.fingerprint, make_plan(folder, CONFIG).fingerprint
+    blocks = metrics.blocks
+    listed = (blocks.firsts.tolist(), blocks.num_bytes.tolist()) if blocks else None
+    return values, listed, metrics.manifest, metrics.fingerprint, make_plan(folder, CONFIG).fingerprint
 
 
 def _plan(metrics: Metrics, place: Path) -> None:
@@ -208,6 +210,7 @@ SUBJECTS = {
     "own .bin": OwnFile("*.bin"),
     "own .idx": OwnFile("*.idx"),
     "curriculum files": OwnFile("*_index_to_*"),
+    "blocks": OwnFile("blocks.arrow"),
     "manifest.json": OwnFile("manifest.json"),
     "forged manifest.json": ForgedManifest("manifest.json"),
     "DeepSpeed's .bin": ForeignFile("bin"),
