@@ -87,7 +87,7 @@ def tar_members(read_at: ReadAt, start: int, stop: int, *, num_bytes: int, owner
                 raise SourceError(f"{owner}, byte {member.header}: a header of {member.size} bytes; refused")
             content = read_at(member.start, member.size)
             if kind == _LONG_NAME:
-                name = _text(content.rstrip(b"\0"))
+                name = _text(content.split(b"\0")[0])
                 continue
             try:
                 records = dict(_records(content))
