@@ -64,6 +64,10 @@ def tar_members(read_at: ReadAt, start: int, stop: int, *, num_bytes: int, owner
     while at < stop:
         header = read_at(at, BLOCK_BYTES)
         if not header.strip(b"\0"):
+            if first != at:
+                raise SourceError(
+                    f"{owner}, byte {first}: a header that belongs to no member; fetch the archive again"
+                )
             _check_end(read_at, at, num_bytes, owner)
             return
         try:

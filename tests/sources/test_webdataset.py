@@ -198,6 +198,15 @@ def test_a_damaged_header_does_not_end_the_archive_in_silence(tmp_path):
         packer.analyze(path, out=tmp_path / "metrics", tokens_column="ids")
 
 
+def test_a_name_without_its_member_is_no_end(tmp_path):
+    path = write_tar(tmp_path / "x.tar", [("0.txt", b"a"), ("l" * 120 + ".txt", b"b")], tarfile.GNU_FORMAT)
+    content = bytearray(path.read_bytes())
+    content[4 * 512 : 6 * 512] = bytes(2 * 512)
+    path.write_bytes(bytes(content))
+    with pytest.raises(SourceError, match=r"x\.tar, byte 1024: a header that belongs to no member"):
+        open_source(path)
+
+
 def _become(kind, target=""):
     def change(info):
         info.type, info.linkname, info.size = kind, target, 0
