@@ -44,6 +44,7 @@ def analyze(
     *,
     out: str | os.PathLike[str],
     tokens_column: ColumnChoice = None,
+    features_column: ColumnChoice = None,
     length_column: ColumnChoice = None,
     text_column: str | None = None,
     messages_column: str | None = None,
@@ -78,6 +79,8 @@ def analyze(
         source: files, folders, patterns or URLs; a list keeps its order.
         out: the metrics directory to make.
         tokens_column: list column whose elements are counted; a mapping ``{metric: column}`` for several.
+        features_column: list column of features, numbers or frames of them, whose elements are counted; or a
+            mapping. Labels, one an element, are not shifted.
         length_column: integer column that holds the length; or a mapping.
         text_column: string column to tokenize.
         messages_column: column of chats, tokenized through the tokenizer's template.
@@ -123,6 +126,7 @@ def analyze(
         opened,
         LengthOptions(
             tokens_column=tokens_column,
+            features_column=features_column,
             length_column=length_column,
             text_column=text_column,
             messages_column=messages_column,

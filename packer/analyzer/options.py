@@ -26,6 +26,7 @@ TEMPLATE_ARGUMENTS = "chat_template_kwargs"
 _METRIC_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
 _DEFINITIONS = (
     "tokens_column",
+    "features_column",
     "length_column",
     "text_column",
     "messages_column",
@@ -39,6 +40,7 @@ class LengthOptions:
     """What a caller says about the length of a sample; see ``analyze``."""
 
     tokens_column: ColumnChoice = None
+    features_column: ColumnChoice = None
     length_column: ColumnChoice = None
     text_column: str | None = None
     messages_column: str | None = None
@@ -75,13 +77,20 @@ def define_length(source: Source, options: LengthOptions) -> LengthDefinition:
         raise ConfigError(f"{both} each say what a length is; give one of them")
     chosen = given[0]
     _check_belonging(chosen, options)
-    for column in (options.tokens_column, options.length_column, options.completion_column):
+    for column in (
+        options.tokens_column,
+        options.features_column,
+        options.length_column,
+        options.completion_column,
+    ):
         if isinstance(column, Mapping):
             check_metric_names(column)
     if options.tokens_column:
         return LengthDefinition.by_tokens(
             options.tokens_column, labels_column=options.labels_column, shift=options.shift
         )
+    if options.features_column:
+        return LengthDefinition.by_features(options.features_column, labels_column=options.labels_column)
     if options.length_column:
         return LengthDefinition.by_length(
             options.length_column, labels_column=options.labels_column, shift=options.shift
@@ -156,7 +165,7 @@ _BELONGS: dict[str, tuple[str, ...]] = {
     "completion_column": ("prompt_column",),
     "completion_template": ("text_template",),
     "tools_column": ("messages_column", "prompt_column"),
-    "labels_column": ("tokens_column", "length_column"),
+    "labels_column": ("tokens_column", "features_column", "length_column"),
 }
 """What goes with which definitions."""
 

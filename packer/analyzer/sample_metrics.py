@@ -144,9 +144,10 @@ def resolve_metrics(
         if name in taken:
             raise ConfigError(f"there is a metric {name!r} already; rename the function")
         needs: Needs = getattr(function, _NEEDS, Needs())
-        if needs.token_ids and definition.kind == "length":
+        if needs.token_ids and definition.kind in ("length", "features"):
             raise ConfigError(
-                f"metric {name!r} needs token ids, and a length column has none; name the tokens"
+                f"metric {name!r} needs token ids, and a column of {definition.kind} has none; name the "
+                "tokens"
             )
         taken.append(name)
         resolved.append(SampleMetric(name, function, needs))

@@ -20,6 +20,7 @@ def open_dataset(
     metrics: Metrics | PathLike | None = None,
     definition: LengthDefinition | None = None,
     fields: Sequence[str] | Mapping[str, str] = (),
+    length_field: str | None = None,
     tokenizer: str | None = None,
 ) -> Dataset:
     """Open a data set for training: ``dataset[sample_id]`` gives ``input_ids`` and the fields beside them.
@@ -33,7 +34,10 @@ def open_dataset(
             is the token files that were written beside it.
         definition: what the length of a row is; instead of ``metrics``.
         fields: further token-aligned list columns to deliver; ``{name: column}`` names them otherwise.
-            Where a length column was measured, ``{"input_ids": column}`` says where the tokens are.
+            Where a length column was measured, ``{"input_ids": column}`` says where the tokens are; where
+            several were, ``{metric: column}`` does.
+        length_field: the name of what is counted: features, say, where a length column was measured;
+            default: ``input_ids``, or of features their column's name.
         tokenizer: where the tokenizer is on this machine; it must be the one that was used for the lengths.
 
     Returns:
@@ -64,10 +68,11 @@ def open_dataset(
         definition = definition.with_tokenizer(os.fspath(_absolute(tokenizer)))
     source = source.tolerating(definition.on_error)
     check_definition(source, definition)
-    named = _named_fields(definition, fields)
+    length_field = length_field or _default_length_field(definition)
+    named = _named_fields(definition, fields, length_field)
     for column in named.values():
         check_list_of_numbers(source, column)
-    return Dataset(source, definition, named)
+    return Dataset(source, definition, named, length_field)
 
 
 def _all_absolute(paths: PathLike | Sequence[PathLike]) -> PathLike | Sequence[PathLike]:
@@ -141,25 +146,40 @@ def _definition_of(metrics: Metrics) -> LengthDefinition:
     return LengthDefinition.from_json(recorded)
 
 
-def _named_fields(definition: LengthDefinition, fields: Sequence[str] | Mapping[str, str]) -> dict[str, str]:
+def _default_length_field(definition: LengthDefinition) -> str:
+    if definition.kind == "features" and len(definition.columns) == 1:
+        return definition.columns[0][1].rsplit(".", 1)[-1]
+    return INPUT_IDS
+
+
+def _named_fields(
+    definition: LengthDefinition, fields: Sequence[str] | Mapping[str, str], length_field: str
+) -> dict[str, str]:
     """Return the list columns to deliver, by the name they get, those that have ids of their own first."""
     named: dict[str, str] = {}
-    if definition.kind in ("tokens", "indexed"):
-        alone = len(definition.columns) == 1
-        named = {INPUT_IDS if alone else metric: column for metric, column in definition.columns}
+    alone = len(definition.columns) == 1
+    if definition.kind in ("tokens", "indexed", "features"):
+        named = {length_field if alone else metric: column for metric, column in definition.columns}
+    if length_field != INPUT_IDS and (definition.is_tokenized or not alone):
+        raise ConfigError(
+            f"length_field={length_field!r} has no meaning where "
+            f"{'a tokenizer makes the ids' if definition.is_tokenized else 'there are several'}; leave it out"
+        )
     if definition.labels_column is not None:
         named[LABELS] = definition.labels_column
     asked = (
         dict(fields) if isinstance(fields, Mapping) else {name.rsplit(".", 1)[-1]: name for name in fields}
     )
     if definition.kind == "length":
-        if INPUT_IDS not in asked:
+        counted = [length_field] if alone else [metric for metric, _ in definition.columns]
+        if missing := [name for name in counted if name not in asked]:
             raise ConfigError(
                 "the lengths were taken of a length column, which says not where the tokens are; "
-                'give fields={"input_ids": COLUMN}'
+                f'give fields={{"{missing[0]}": COLUMN}}'
+                + (", or length_field= with the name of features" if alone and missing == [INPUT_IDS] else "")
             )
-        named = {INPUT_IDS: asked.pop(INPUT_IDS), **named}
-    delivered = {INPUT_IDS, *named}
+        named = {name: asked.pop(name) for name in counted} | named
+    delivered = {length_field, *named}
     if definition.is_tokenized and definition.trained_part != "all":
         delivered.add(LABELS)
     taken = [name for name in asked if name in delivered]
