@@ -32,9 +32,9 @@ from packer.publish import check_target, published_directory
 from packer.samples import check_definition
 from packer.samples.definition import TrainOn
 from packer.samples.tokenizer import Counter
-from packer.sources import OnError, Source, open_source
+from packer.sources import Given, OnError, Source, open_source
 
-Paths = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
+Paths = Given | Sequence[Given]
 
 _JOURNAL = ".journal"
 
@@ -76,7 +76,7 @@ def analyze(
     goes on where it was when started again, if the data set, the definition and the version are the same.
 
     Args:
-        source: files, folders, patterns or URLs; a list keeps its order.
+        source: files, folders, patterns or URLs, or a ``datasets.Dataset``; a list keeps its order.
         out: the metrics directory to make.
         tokens_column: list column whose elements are counted; a mapping ``{metric: column}`` for several.
         features_column: list column of features, numbers or frames of them, whose elements are counted; or a
@@ -197,7 +197,9 @@ def _check_apart(out: Path, paths: Paths, source: Source, tokens: TokenFiles | N
     above = tokens.prefix.resolve().parents
     if folder in above:
         raise ConfigError(f"--write-tokens {tokens.prefix} is inside --out {out}; choose another place")
-    for path in [paths] if isinstance(paths, str | os.PathLike) else paths:
+    for path in paths if isinstance(paths, list | tuple) else [paths]:
+        if not isinstance(path, str | os.PathLike):  # a data set of datasets
+            continue
         if Path(path).is_dir() and Path(path).resolve() in above:
             raise ConfigError(
                 f"--write-tokens {tokens.prefix} is inside the data set {path}, which would be another one "

@@ -1,6 +1,5 @@
 """Measure some samples again and hold a plan against them: is it the data set that was planned?"""
 
-import os
 from collections.abc import Sequence
 from functools import partial
 
@@ -12,12 +11,12 @@ from packer.plan import Plan, check_lengths, main_metric
 from packer.samples import LengthDefinition, check_definition, measure
 from packer.samples.ragged import RowError
 from packer.samples.tolerance import apply_to_readable
-from packer.sources import Source, open_source
+from packer.sources import Given, Source, open_source
 
 
 def verify_source(
     plan: Plan,
-    source: Source | Sequence[str | os.PathLike[str]],
+    source: Source | Given | Sequence[Given],
     *,
     metrics: Metrics | None = None,
     tokenizer: str | None = None,

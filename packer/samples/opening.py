@@ -9,13 +9,13 @@ from packer.metrics import Metrics, open_metrics
 from packer.samples.dataset import INPUT_IDS, LABELS, Dataset
 from packer.samples.definition import LengthDefinition, check_definition, default_definition
 from packer.samples.tokens import check_list_of_numbers
-from packer.sources import Source, open_source
+from packer.sources import Given, Source, open_source
 
 PathLike = str | os.PathLike[str]
 
 
 def open_dataset(
-    source: Source | PathLike | Sequence[PathLike],
+    source: Source | Given | Sequence[Given],
     *,
     metrics: Metrics | PathLike | None = None,
     definition: LengthDefinition | None = None,
@@ -75,9 +75,9 @@ def open_dataset(
     return Dataset(source, definition, named, length_field)
 
 
-def _all_absolute(paths: PathLike | Sequence[PathLike]) -> PathLike | Sequence[PathLike]:
+def _all_absolute(paths: Given | Sequence[Given]) -> Given | Sequence[Given]:
     if isinstance(paths, str | os.PathLike):
-        absolute: PathLike = _absolute(paths)
+        absolute: Given = _absolute(paths)
         return absolute
     return [_absolute(path) for path in paths] if isinstance(paths, list | tuple) else paths
 

@@ -3,10 +3,11 @@
 import os
 from collections import Counter
 from collections.abc import Iterator, Sequence, Set
-from typing import NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 from packer.errors import ConfigError, SourceError
 from packer.sources.arrow import ArrowPart
+from packer.sources.dataset_object import DatasetObject, DatasetObjectPart, is_dataset_object
 from packer.sources.delimited import SUFFIXES as DELIMITED_SUFFIXES
 from packer.sources.delimited import DelimitedPart
 from packer.sources.huggingface import refuse_mixed_cache, saved_files
@@ -21,7 +22,8 @@ from packer.sources.part import Part
 from packer.sources.source import Source
 from packer.sources.webdataset import WebDatasetPart
 
-PathLike = str | os.PathLike[str]
+Given: TypeAlias = str | os.PathLike[str] | DatasetObject
+"""A path or URL, or a ``datasets.Dataset``."""
 
 _DATA_SUFFIXES = {
     "parquet": (".parquet", ".pq"),
@@ -89,8 +91,8 @@ _UNREAD = (
 )
 
 
-def open_source(paths: PathLike | Sequence[PathLike]) -> Source:
-    """Open a data set: files, folders, glob patterns or fsspec URLs, alone or in a list.
+def open_source(paths: Given | Sequence[Given]) -> Source:
+    """Open a data set: files, folders, glob patterns or fsspec URLs, or ``datasets.Dataset``; one or a list.
 
     A folder or a pattern gives its files in natural order of their names (``shard-2`` before ``shard-10``); a
     list keeps the order it has. Formats are told by content, not by name. Reads metadata only.
@@ -99,27 +101,33 @@ def open_source(paths: PathLike | Sequence[PathLike]) -> Source:
         ConfigError: what was given is no path, but a data set, say.
         SourceError: nothing there, nothing to read, or a damaged file; the message names it.
     """
-    listed = [paths] if isinstance(paths, str | os.PathLike) else _listed(paths)
+    listed = [paths] if isinstance(paths, str | os.PathLike) or is_dataset_object(paths) else _listed(paths)
     if not listed:
         raise SourceError("no source was named; name a file, a folder or a pattern")
-    parts = [part for path in listed for part in _open_path(from_user(path))]
+    parts = [part for given in listed for part in _open_given(given)]
     if all(part.known_num_rows == 0 for part in parts):
-        raise SourceError(
-            f"{', '.join(os.fspath(path) for path in listed)}: the data set is empty; name one that has rows"
-        )
+        named = ", ".join(part.location.path for part in parts) or listed[0]
+        raise SourceError(f"{named}: the data set is empty; name one that has rows")
     return Source(parts)
 
 
-def _listed(paths: Sequence[PathLike]) -> list[PathLike]:
+def _listed(paths: Any) -> list[Given]:
     is_list = isinstance(paths, Sequence | Set | Iterator)  # a data set is iterable, too, and may be long
     listed = list(paths) if is_list else []
-    odd = paths if not is_list else next((p for p in listed if not isinstance(p, str | os.PathLike)), None)
+    are_odd = (p for p in listed if not (isinstance(p, str | os.PathLike) or is_dataset_object(p)))
+    odd = next(are_odd, None) if is_list else paths
     if odd is not None:
         raise ConfigError(
             f"a {type(odd).__name__} is no path; name files, folders, patterns or URLs, or measure a data "
             "set in memory with packer.analyze_dataset(dataset, seqlens_fn, out=...)"
         )
     return listed
+
+
+def _open_given(given: Given) -> list[Part]:
+    if isinstance(given, str | os.PathLike):
+        return _open_path(from_user(given))
+    return [DatasetObjectPart(given)]
 
 
 def _open_path(location: Location) -> list[Part]:
