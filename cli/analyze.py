@@ -138,6 +138,12 @@ ONCE: dict[str, Any] = {"multiple": True, "callback": only_one}
     help="What counts a text; gigatoken is faster and held against tokenizers on part of the data.",
 )
 @grouped(
+    LENGTH,
+    "--documents",
+    is_flag=True,
+    help="Of .bin/.idx: a sample is a document of the index, all its sequences, not a sequence.",
+)
+@grouped(
     METRICS,
     "--labels-column",
     **ONCE,

@@ -29,7 +29,7 @@ from packer.errors import (
 )
 from packer.metrics import MANIFEST_NAME
 from packer.publish import check_target, published_directory
-from packer.samples import check_definition
+from packer.samples import LengthDefinition, check_definition, samples_of
 from packer.samples.definition import TrainOn
 from packer.samples.tokenizer import Counter
 from packer.sources import Given, OnError, Source, open_source
@@ -60,6 +60,7 @@ def analyze(
     tools_column: str | None = None,
     labels_column: str | None = None,
     shift: bool = True,
+    documents: bool = False,
     metrics: Sequence[str | MetricFunction] = (),
     curriculum_files: bool = False,
     write_tokens: str | os.PathLike[str] | None = None,
@@ -99,6 +100,7 @@ def analyze(
         tools_column: tools that the template of chats describes; by default ``tools`` beside the chats.
         labels_column: list column of labels; those that are not −100 give the metric ``loss_tokens``.
         shift: leave out the first label of each sample, as a model does that predicts the next token.
+        documents: of ``.bin/.idx``: a sample is a document of the index, all its sequences, not a sequence.
         metrics: further ones: ``vocab_rarity``, ``module:function``, or functions; see ``sample_metric``.
         curriculum_files: write the index files of DeepSpeed's curriculum sampler beside every metric.
         write_tokens: keep the tokens of a text as ``PREFIX.bin`` and ``PREFIX.idx`` for Megatron.
@@ -142,9 +144,11 @@ def analyze(
             tools_column=tools_column,
             labels_column=labels_column,
             shift=shift,
+            documents=documents,
         ),
     )
     definition = replace(definition, on_error=on_error)
+    opened = samples_of(opened, definition)
     check_definition(opened, definition)
     further = resolve_metrics(metrics, definition)
     tokens = None if write_tokens is None else TokenFiles(write_tokens, definition)
@@ -159,9 +163,9 @@ def analyze(
             try:
                 num_units_reused = work.run(journal, run, progress)
             except SourceError:
-                _check_unchanged(source, identity)
+                _check_unchanged(source, definition, identity)
                 raise
-            _check_unchanged(source, identity)
+            _check_unchanged(source, definition, identity)
             manifest = write_metrics(
                 folder,
                 partial(work.lengths, journal),
@@ -224,8 +228,8 @@ def _resumable(folder: Path, tokens: TokenFiles | None, overwrite: bool) -> Iter
             raise
 
 
-def _check_unchanged(source: Paths, identity: list[dict[str, Any]]) -> None:
-    if open_source(source).identity() != identity:
+def _check_unchanged(source: Paths, definition: LengthDefinition, identity: list[dict[str, Any]]) -> None:
+    if samples_of(open_source(source), definition).identity() != identity:
         raise SourceChangedError(
             "the data set changed while it was analyzed; run again once nothing writes to it"
         )

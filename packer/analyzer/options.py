@@ -3,7 +3,7 @@
 import os
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pyarrow as pa
 
@@ -56,6 +56,7 @@ class LengthOptions:
     tools_column: str | None = None
     labels_column: str | None = None
     shift: bool = True
+    documents: bool = False
 
     @property
     def given(self) -> list[str]:
@@ -152,6 +153,7 @@ def _without_definition(source: Source, options: LengthOptions) -> LengthDefinit
     if definition is None:
         listed = ", ".join(map(_spelt, _DEFINITIONS))
         raise ConfigError(f"nothing says what the length of a sample is; give one of {listed}")
+    definition = replace(definition, documents=options.documents)
     for name in ("labels_column", "tokenizer", "train_on", "eos", "tools_column"):
         if getattr(options, name) is not None:
             raise ConfigError(f"{_spelt(name)} has no meaning for a .bin/.idx source; leave it out")
@@ -183,6 +185,10 @@ def _check_belonging(chosen: str, options: LengthOptions) -> None:
         )
     if options.labels_column and chosen not in _BELONGS["labels_column"]:
         raise ConfigError(f"--labels-column has no meaning with {spelt}: labels go with token ids")
+    if options.documents:
+        raise ConfigError(
+            f"--documents are those of .bin/.idx; they have no meaning with {spelt}, leave it out"
+        )
     for name, definitions in _BELONGS.items():
         if getattr(options, name) is not None and chosen not in definitions:
             raise ConfigError(f"{_spelt(name)} has no meaning with {spelt}; leave it out")

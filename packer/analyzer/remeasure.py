@@ -8,7 +8,7 @@ import numpy as np
 from packer.errors import ConfigError, SourceChangedError, SourceError
 from packer.metrics import Metrics
 from packer.plan import Plan, check_lengths, main_metric
-from packer.samples import LengthDefinition, check_definition, measure
+from packer.samples import LengthDefinition, check_definition, measure, samples_of
 from packer.samples.ragged import RowError
 from packer.samples.tolerance import apply_to_readable
 from packer.sources import Given, Source, open_source
@@ -43,9 +43,9 @@ def verify_source(
         ConfigError: neither plan nor metrics say what the length of a sample is.
     """
     source = source if isinstance(source, Source) else open_source(source)
-    _check_identity(plan, source)
     definition = _definition(plan, metrics, tokenizer)
-    source = source.tolerating(definition.on_error)
+    source = samples_of(source, definition)
+    _check_identity(plan, source)
     check_definition(source, definition)
     metric = main_metric(plan, definition.metrics)
     choice = np.random.default_rng(seed).choice(

@@ -13,7 +13,7 @@ from packer.samples.features import is_feature_type
 from packer.samples.ragged import is_list_type, is_text_type, is_token_list_type
 from packer.samples.template import TextTemplate
 from packer.samples.tokenizer import Counter, TextTokenizer, open_tokenizer
-from packer.sources import Columns, OnError, Source, find_field, storage_type
+from packer.sources import Columns, OnError, Source, by_document, find_field, storage_type
 
 Kind = Literal["tokens", "features", "length", "text", "messages", "indexed", "prompt", "template"]
 TrainOn = Literal["assistant", "completion", "all"]
@@ -77,6 +77,8 @@ class LengthDefinition:
     """Of chats: the tools that their template describes."""
     arguments_column: str | None = None
     """Of chats: further arguments of their template."""
+    documents: bool = False
+    """``indexed``: a sample is a document of the index, not a sequence."""
 
     def __post_init__(self) -> None:
         if self.kind not in get_args(Kind):
@@ -94,6 +96,8 @@ class LengthDefinition:
         self._check_parts()
         if self.labels_column is not None and self.kind not in _STORED:
             raise ConfigError(f"a labels column has no meaning for a definition by {self.kind}; leave it out")
+        if self.documents and self.kind != "indexed":
+            raise ConfigError(f"documents have no meaning for a definition by {self.kind}; leave them out")
         if self.counter not in get_args(Counter):
             raise ConfigError(f"counter {self.counter!r} is unknown; one of {', '.join(get_args(Counter))}")
         if self.on_error not in get_args(OnError):
@@ -329,9 +333,9 @@ class LengthDefinition:
         )
 
     @classmethod
-    def by_index(cls) -> "LengthDefinition":
-        """Length = size of a sequence in a ``.bin/.idx`` pair."""
-        return cls(kind="indexed", columns=((SEQLEN, INDEXED_COLUMN),))
+    def by_index(cls, *, documents: bool = False) -> "LengthDefinition":
+        """Length = size of a sequence in a ``.bin/.idx`` pair, or of a document, all its sequences."""
+        return cls(kind="indexed", columns=((SEQLEN, INDEXED_COLUMN),), documents=documents)
 
     @property
     def is_tokenized(self) -> bool:
@@ -413,6 +417,8 @@ class LengthDefinition:
             content["counter"] = self.counter
         if self.labels_column is not None:
             content |= {"labels_column": self.labels_column, "shift": self.shift}
+        if self.documents:
+            content["documents"] = True
         optional = {name: getattr(self, name) for name in _OPTIONAL}
         return content | {name: value for name, value in optional.items() if value is not None}
 
@@ -428,7 +434,7 @@ class LengthDefinition:
         if not isinstance(columns, Mapping) or not all(isinstance(name, str) for name in columns.values()):
             raise ConfigError(f"a length definition maps metrics to columns, not {columns!r}")
         for name, value in fields.items():
-            kinds = bool if name in ("special_tokens", "shift") else str | None
+            kinds = bool if name in ("special_tokens", "shift", "documents") else str | None
             if not isinstance(value, kinds):
                 raise ConfigError(f"{name} of a length definition cannot be {value!r}; analyze again")
         try:
@@ -446,6 +452,15 @@ def default_definition(source: Source) -> LengthDefinition | None:
     if all(part.format == "indexed" for part in source.parts):
         return LengthDefinition.by_index()
     return None
+
+
+def samples_of(source: Source, definition: LengthDefinition) -> Source:
+    """Return the source whose rows are the samples that a definition means.
+
+    Raises:
+        ConfigError: it means documents, and a file is no ``.bin/.idx`` pair.
+    """
+    return (by_document(source) if definition.documents else source).tolerating(definition.on_error)
 
 
 def check_definition(source: Source, definition: LengthDefinition) -> None:

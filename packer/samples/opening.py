@@ -2,12 +2,13 @@
 
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from packer.errors import ConfigError, SourceChangedError
 from packer.metrics import Metrics, open_metrics
 from packer.samples.dataset import INPUT_IDS, LABELS, Dataset
-from packer.samples.definition import LengthDefinition, check_definition, default_definition
+from packer.samples.definition import LengthDefinition, check_definition, default_definition, samples_of
 from packer.samples.tokens import check_list_of_numbers
 from packer.sources import Given, Source, open_source
 
@@ -21,6 +22,7 @@ def open_dataset(
     definition: LengthDefinition | None = None,
     fields: Sequence[str] | Mapping[str, str] = (),
     length_field: str | None = None,
+    documents: bool = False,
     tokenizer: str | None = None,
 ) -> Dataset:
     """Open a data set for training: ``dataset[sample_id]`` gives ``input_ids`` and the fields beside them.
@@ -38,6 +40,7 @@ def open_dataset(
             several were, ``{metric: column}`` does.
         length_field: the name of what is counted: features, say, where a length column was measured;
             default: ``input_ids``, or of features their column's name.
+        documents: of a ``.bin/.idx`` source: a sample is a document, not a sequence; metrics say so.
         tokenizer: where the tokenizer is on this machine; it must be the one that was used for the lengths.
 
     Returns:
@@ -59,14 +62,21 @@ def open_dataset(
             definition = LengthDefinition.by_index()
         else:
             definition = _definition_of(metrics)
-            check_unchanged(source, metrics)
+            check_unchanged(samples_of(source, definition), metrics)
+        if documents and not definition.documents:
+            raise ConfigError(
+                f"{metrics.path} was taken of sequences, not of documents; analyze with documents=True, "
+                "or leave it out"
+            )
     definition = definition or default_definition(source)
+    if definition is not None and documents:
+        definition = replace(definition, documents=True)
     if definition is None:
         raise ConfigError("nothing says what the token ids are; give metrics=, or definition=")
     tokenizer = tokenizer or definition.tokenizer
     if tokenizer is not None:
         definition = definition.with_tokenizer(os.fspath(_absolute(tokenizer)))
-    source = source.tolerating(definition.on_error)
+    source = samples_of(source, definition)
     check_definition(source, definition)
     length_field = length_field or _default_length_field(definition)
     named = _named_fields(definition, fields, length_field)

@@ -141,7 +141,7 @@ def cut_rows(part: int, edges: NDArray[np.int64], target_bytes: int) -> list[Uni
         edges: (rows + 1,) first byte of each row, and the one after the last.
         target_bytes: a unit is of the rows that begin within as many.
     """
-    wanted = np.arange(edges[0], edges[-1], max(target_bytes, 1))
+    wanted = np.arange(edges[0], max(edges[-1], edges[0] + 1), max(target_bytes, 1))
     firsts = np.unique(np.searchsorted(edges[:-1], wanted))
     rows = [*firsts[firsts < len(edges) - 1].tolist(), len(edges) - 1]
     return [
