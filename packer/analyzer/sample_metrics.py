@@ -69,7 +69,8 @@ class SampleMetric:
     @property
     def place(self) -> str:
         """Where the function is defined."""
-        return f"{self.function.__module__}:{self.function.__qualname__}"
+        name = getattr(self.function, "__qualname__", type(self.function).__qualname__)
+        return f"{self.function.__module__}:{name}"
 
     @property
     def identity(self) -> tuple[str, str]:
