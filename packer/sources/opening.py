@@ -14,6 +14,7 @@ from packer.sources.huggingface import refuse_mixed_cache, saved_files
 from packer.sources.indexed import IndexedPart
 from packer.sources.ipc_messages import FILE_MAGIC
 from packer.sources.jsonl import COMPRESSIONS, JsonLinesPart
+from packer.sources.lance_table import lance_table
 from packer.sources.location import Location, from_user, natural_key
 from packer.sources.mds import INDEX_NAME, mds_shards
 from packer.sources.outputs import is_output, refuse_output, without_outputs
@@ -133,6 +134,8 @@ def _open_given(given: Given) -> list[Part]:
 def _open_path(location: Location) -> list[Part]:
     if location.is_file():
         return [_open_file(location)]
+    if (table := lance_table(location)) is not None:
+        return [table]
     if location.is_dir():
         return _open_folder(location)
     prefixed = Location(f"{location.path}.idx")
@@ -224,7 +227,7 @@ def _open_file(location: Location) -> Part:
     raise SourceError(f"{location.path} is of no format that packer reads ({_READ}); {_CURE}")
 
 
-_READ = "Parquet, Arrow, JSON Lines, CSV, TSV, WebDataset, .bin/.idx, MDS"
+_READ = "Parquet, Arrow, JSON Lines, CSV, TSV, WebDataset, Lance, .bin/.idx, MDS"
 _CURE = (
     "convert it, measure it as it is with packer.analyze_dataset, or write its lengths into a file of these "
     "formats and name them with --length-column"

@@ -303,6 +303,24 @@ def _read_webdataset(path: Path, column: str) -> list[Any]:
     return values
 
 
+# Lance, which alone reads its files: whole tables here.
+
+
+def _write_lance(folder: Path) -> None:
+    import lance
+
+    path = folder / "data.lance"
+    lance.write_dataset(_table({}), path, max_rows_per_file=9)
+    lance.dataset(path).delete("n = 3")
+    lance.write_dataset(_table({}).slice(0, 3), path, mode="append")
+
+
+def _read_lance(path: Path, column: str) -> list[Any]:
+    import lance
+
+    return lance.dataset(path).to_table(columns=[column])[column].to_pylist()
+
+
 # Token files.
 
 
@@ -503,6 +521,13 @@ FORMATS = {
         read=_read_webdataset,
         damaged=("data.tar",),
         kinds=("arrays",),
+    ),
+    "lance": Format(
+        writers=(_write_lance,),
+        opened="data.lance",
+        read=_read_lance,
+        damaged=("data.lance/data/*.lance", "data.lance/_versions/*.manifest", "data.lance/_deletions/*"),
+        kinds=("tokens", "labels", "length", "text"),
     ),
     "indexed": Format(
         writers=(
