@@ -147,8 +147,7 @@ def resolve_metrics(
         needs: Needs = getattr(function, _NEEDS, Needs())
         if needs.token_ids and definition.kind in ("length", "features"):
             raise ConfigError(
-                f"metric {name!r} needs token ids, and a column of {definition.kind} has none; name the "
-                "tokens"
+                f"metric {name!r} needs token ids, and --{definition.kind}-column has none; name the tokens"
             )
         taken.append(name)
         resolved.append(SampleMetric(name, function, needs))

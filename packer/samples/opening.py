@@ -98,7 +98,9 @@ def _absolute(path: Any) -> Any:
         return path  # which opening will name
     text = os.fspath(path)
     is_local = "://" not in text and "::" not in text
-    is_there = any(sign in text for sign in "*?[") or os.path.exists(text) or os.path.exists(f"{text}.idx")
+    stands_for_files = any(sign in text for sign in "*?[{")
+    named = (text, f"{text}.idx", text.rpartition("@")[0])  # a folder or file, a pair, a version of a table
+    is_there = stands_for_files or any(map(os.path.exists, named))
     return os.path.abspath(text) if is_local and is_there else path
 
 

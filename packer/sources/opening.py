@@ -1,6 +1,7 @@
 """From what a user types to files: folders, globs, lists and URLs; natural order; the format of each."""
 
 import os
+import re
 from collections import Counter
 from collections.abc import Iterator, Sequence, Set
 from typing import Any, NamedTuple, TypeAlias
@@ -35,6 +36,7 @@ _DATA_SUFFIXES = {
     "webdataset": (".tar",),
 }
 _JSON_SUFFIXES = (*_DATA_SUFFIXES["jsonl"], ".json", ".json.gz", ".json.zst")
+_RANGE = re.compile(r"\{([0-9]+)\.\.([0-9]+)\}", re.ASCII)
 _STREAM_HEAD = b"\xff\xff\xff\xff"
 _INDEX_HEAD = b"MMIDIDX"
 _REPACK = "unpack it, or pack it with gzip or zstd"
@@ -126,9 +128,26 @@ def _listed(paths: Any) -> list[Given]:
 
 
 def _open_given(given: Given) -> list[Part]:
-    if isinstance(given, str | os.PathLike):
-        return _open_path(from_user(given))
-    return [DatasetObjectPart(given)]
+    if not isinstance(given, str | os.PathLike):
+        return [DatasetObjectPart(given)]
+    location = from_user(given)
+    numbered = _numbered(location.path)
+    if numbered is None or location.is_file():
+        return _open_path(location)
+    return [part for path in numbered for part in _open_path(Location(path))]
+
+
+def _numbered(path: str) -> list[str] | None:
+    """Return the paths that ``shard-{000..099}.tar`` stands for, as WebDataset writes it; None for others."""
+    found = _RANGE.search(path)
+    if found is None:
+        return None
+    first, last = int(found[1]), int(found[2])
+    width = len(found[1]) if found[1].startswith("0") else 0
+    named = [
+        f"{path[: found.start()]}{number:0{width}}{path[found.end() :]}" for number in range(first, last + 1)
+    ]
+    return [each for name in named for each in _numbered(name) or [name]]
 
 
 def _open_path(location: Location) -> list[Part]:

@@ -49,6 +49,21 @@ def test_linked_folders_are_entered_once(tmp_path):
     assert names_of(open_source(tmp_path / "data"), tmp_path) == ["data/1.parquet", "data/more/2.parquet"]
 
 
+def test_a_range_in_braces_names_each_file(tmp_path):
+    write_shards(tmp_path, [f"s-{number:03}.parquet" for number in range(8, 13)])
+    write_shards(tmp_path, ["a/s-1.parquet", "a/s-2.parquet", "b/s-1.parquet", "s-{1..2}.parquet"])
+    assert names_of(open_source(f"{tmp_path}/s-{{009..011}}.parquet"), tmp_path) == [
+        f"s-{number:03}.parquet" for number in (9, 10, 11)
+    ]
+    assert names_of(open_source(f"{tmp_path}/a/s-{{1..2}}.parquet"), tmp_path) == [
+        "a/s-1.parquet",
+        "a/s-2.parquet",
+    ]
+    assert names_of(open_source(f"{tmp_path}/s-{{1..2}}.parquet"), tmp_path) == ["s-{1..2}.parquet"]
+    with pytest.raises(SourceError, match=r"s-013\.parquet: no such file"):
+        open_source(f"{tmp_path}/s-{{012..013}}.parquet")
+
+
 def test_a_list_keeps_its_order(tmp_path):
     write_shards(tmp_path, ["a.parquet", "b.parquet"])
     assert names_of(open_source([tmp_path / "b.parquet", tmp_path / "a.parquet"]), tmp_path) == [
