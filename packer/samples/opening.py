@@ -160,8 +160,13 @@ def _definition_of(metrics: Metrics) -> LengthDefinition:
 
 def _default_length_field(definition: LengthDefinition) -> str:
     if definition.kind == "features" and len(definition.columns) == 1:
-        return definition.columns[0][1].rsplit(".", 1)[-1]
+        return _name_of(definition.columns[0][1])
     return INPUT_IDS
+
+
+def _name_of(column: str) -> str:
+    """Return what a column is called beside others: the last part of its path; ``mel`` of ``x.mel.npy``."""
+    return column.removesuffix(".npy").rsplit(".", 1)[-1]
 
 
 def _named_fields(
@@ -179,9 +184,7 @@ def _named_fields(
         )
     if definition.labels_column is not None:
         named[LABELS] = definition.labels_column
-    asked = (
-        dict(fields) if isinstance(fields, Mapping) else {name.rsplit(".", 1)[-1]: name for name in fields}
-    )
+    asked = dict(fields) if isinstance(fields, Mapping) else {_name_of(column): column for column in fields}
     if definition.kind == "length":
         counted = [length_field] if alone else [metric for metric, _ in definition.columns]
         if missing := [name for name in counted if name not in asked]:

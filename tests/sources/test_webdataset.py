@@ -267,3 +267,36 @@ def test_shards_train_the_same_with_workers(tmp_path):
     assert one.fingerprint == two.fingerprint
     dataset = packer.open_dataset(f"{tmp_path}/s-*.tar", metrics=tmp_path / "m2")
     assert [sample["input_ids"].tolist() for sample in dataset.__getitems__([26, 0])] == [[8, 9], [7]]
+
+
+@packer.sample_metric(columns=["wav"])
+def seconds_of_wav(batch):
+    return np.array([len(sound) // 100 for sound in batch["wav"].to_pylist()])
+
+
+def test_recordings_from_analysis_to_batches(tmp_path):
+    lengths = [5, 3, 8, 2]
+    frames = [np.full((n, 4), n, np.float16) for n in lengths]
+    listed = [
+        member
+        for row, n in enumerate(lengths)
+        for member in (
+            (f"{row}.mel.npy", npy(frames[row])),
+            (f"{row}.wav", bytes(250 * n)),
+            (f"{row}.json", json.dumps({"ids": [row] * n}).encode()),
+        )
+    ]
+    path = write_tar(tmp_path / "x.tar", listed)
+    packer.analyze(path, out=tmp_path / "m", features_column="mel.npy", metrics=[seconds_of_wav])
+    metrics = packer.open_metrics(tmp_path / "m")
+    assert metrics.metric("seqlen").tolist() == lengths
+    assert metrics.metric("seconds_of_wav").tolist() == [12, 7, 20, 5]
+    dataset = packer.open_dataset(path, metrics=metrics, fields=["ids"])
+    plan = packer.make_plan(metrics, packer.PlanConfig(max_tokens=10, layout="packed"))
+    seen = []
+    for step in packer.PlanLoader(plan, dataset, dp_rank=0, dp_size=1):
+        for batch in step:
+            expected = np.concatenate([frames[at] for at in batch.sample_ids])
+            assert np.array_equal(batch["mel"][0, : batch.num_tokens], expected)
+            seen += batch["ids"][0, : batch.num_tokens].tolist()
+    assert sorted(seen) == [row for row, n in enumerate(lengths) for _ in range(n)]
