@@ -88,7 +88,6 @@ def test_a_table_of_lance_behind_another_url_is_refused(tmp_path):
 
 
 @pytest.mark.frameworks
-@pytest.mark.filterwarnings("ignore:lance is not fork-safe")
 def test_ray_writes_the_same_files(tmp_path, monkeypatch):
     datasets = pytest.importorskip("datasets")
     lance = pytest.importorskip("lance")

@@ -12,10 +12,7 @@ from packer.errors import ConfigError, SourceChangedError, SourceError
 from packer.sources import open_source
 
 lance = pytest.importorskip("lance")
-pytestmark = [
-    pytest.mark.frameworks,
-    pytest.mark.filterwarnings("ignore:lance is not fork-safe"),
-]
+pytestmark = pytest.mark.frameworks
 
 COLUMNS = {"ids": None, "meta.n": None}
 
