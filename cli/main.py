@@ -19,6 +19,7 @@ _COMMANDS = {
     "verify": "Check every invariant of a plan from its files.",
     "compare": "Show what differs between two plans.",
     "export": "Write a plan as DeepSpeed's lists, NumPy arrays or Parquet.",
+    "doctor": "Show versions and the machine, and test kernels and files: for a bug report.",
 }
 
 

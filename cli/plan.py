@@ -108,6 +108,14 @@ FILE = click.Path(path_type=Path)
     metavar="K",
     help="Micro-batches, about, that are sorted together: more of them, less padding, less randomness.",
 )
+@grouped(
+    CHOICE,
+    "--shuffle-blocks",
+    type=int,
+    metavar="K",
+    help="Shuffle the blocks of the files (row groups, record batches, shards), then the samples of K of "
+    "them at a time, so that each is read once.  [default: all samples at once]",
+)
 @grouped(CHOICE, "--filter-min", type=int, metavar="N", help="Leave out shorter samples.")
 @grouped(CHOICE, "--filter-max", type=int, metavar="N", help="Leave out longer samples.")
 @grouped(

@@ -12,6 +12,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from packer.analyzer.executors import Report, choose_executor
 from packer.analyzer.journal import Journal
+from packer.analyzer.keys import KeyFunction, hash_objects
 from packer.analyzer.options import check_metric_names
 from packer.analyzer.progress import Listener
 from packer.analyzer.result import AnalyzeResult, suspicions
@@ -33,6 +34,7 @@ def analyze_dataset(
     seqlens_fn: SeqlensFunction,
     *,
     out: str | os.PathLike[str],
+    key_fns: Mapping[str, KeyFunction] | None = None,
     batch_size: int = 1000,
     metrics: Mapping[str, Callable[[list[Any]], ArrayLike]] | None = None,
     curriculum_files: bool = False,
@@ -50,7 +52,9 @@ def analyze_dataset(
         seqlens_fn: turns a list of samples into as many integers; of pairs of sequences, into a mapping
             ``{metric: integers}``, such as ``{"source": …, "target": …}``.
         out: the metrics directory to make.
-        batch_size: samples handed to ``seqlens_fn`` at once.
+        key_fns: metric to a function that turns a list of samples into as many keys (texts, integers, bytes,
+            or None); the metric's integers are equal where the keys are, for ``no_repeat_key``.
+        batch_size: samples handed to the functions at once.
         metrics: further ones, by name: each a function like ``seqlens_fn``. ``loss_tokens`` is how many of a
             sample's tokens the loss counts.
         curriculum_files: write the index files of DeepSpeed's curriculum sampler, too.
@@ -67,14 +71,20 @@ def analyze_dataset(
     if batch_size < 1:
         raise ConfigError(f"batch_size={batch_size}: a batch holds at least one sample")
     _require_map_style(dataset)
+    keys = dict(key_fns or {})
+    check_metric_names(keys)
+    if SEQLEN in keys:
+        raise ConfigError(f"key_fns: there is a metric {SEQLEN!r} already; name the key otherwise")
     num_samples = len(dataset)
     further = {} if metrics is None else dict(metrics)
     check_metric_names(further)
+    if twice := sorted(further.keys() & keys.keys()):
+        raise ConfigError(f"metrics and key_fns both name {twice[0]}; rename one")
     with published_directory(out, marker=MANIFEST_NAME, overwrite=overwrite) as folder:
         stage: Stage[range] = Stage(
             number=LENGTHS,
             name="measuring",
-            task=_MeasureSamples(dataset, seqlens_fn, further),
+            task=_MeasureSamples(dataset, seqlens_fn, further, keys),
             units=[
                 range(first, min(first + batch_size, num_samples))
                 for first in range(0, num_samples, batch_size)
@@ -95,6 +105,7 @@ def analyze_dataset(
                 | ({} if lengths in ([], [SEQLEN]) else {"columns": {name: name for name in lengths}}),
                 further=[SampleMetric(name, function, Needs()) for name, function in further.items()],
                 curriculum_files=curriculum_files,
+                keys={name: _place_of(function) for name, function in keys.items()},
             )
         (folder / ".journal").unlink()
     return AnalyzeResult(
@@ -107,6 +118,7 @@ class _MeasureSamples:
     dataset: Any
     seqlens_fn: SeqlensFunction
     metrics: Mapping[str, Callable[[list[Any]], ArrayLike]]
+    key_fns: Mapping[str, KeyFunction]
 
     def __call__(self, rows: range, report: Report) -> bytes:
         samples = _samples(self.dataset, rows)
@@ -115,10 +127,10 @@ class _MeasureSamples:
         check_metric_names(named)
         if not named:
             raise ConfigError(f"{_place_of(self.seqlens_fn)} returned no metric; return {{metric: integers}}")
-        if taken := sorted(named.keys() & self.metrics.keys()):
+        if taken := sorted(named.keys() & (self.metrics.keys() | self.key_fns.keys())):
             raise ConfigError(
-                f"{_place_of(self.seqlens_fn)} returned {taken[0]}, and metrics has that name, too; rename "
-                "one"
+                f"{_place_of(self.seqlens_fn)} returned {taken[0]}, and metrics or key_fns has that "
+                "name, too; rename one"
             )
         lengths = {
             name: _checked(values, rows, self.seqlens_fn, name, is_length=True)
@@ -128,8 +140,14 @@ class _MeasureSamples:
             name: _checked(function(samples), rows, function, name, is_length=name == LOSS_TOKENS)
             for name, function in self.metrics.items()
         }
-        main = next(iter(lengths.values()))
-        return UnitLengths.pack([UnitLengths(lengths | further, 0, int(np.count_nonzero(main == 0)))])
+        keys = {
+            name: hash_objects(
+                function(samples), len(rows), f"{_place_of(function)} (samples from {rows.start})"
+            )
+            for name, function in self.key_fns.items()
+        }
+        num_empties = int(np.count_nonzero(next(iter(lengths.values())) == 0))
+        return UnitLengths.pack([UnitLengths(lengths | further, 0, num_empties, keys=keys)])
 
 
 def _checked(

@@ -52,6 +52,9 @@ class PlanConfig:
     ``mixed`` where the layout is packed, else ``windowed``."""
     window: int = 64
     """Micro-batches, about, that ``windowed`` sorts together."""
+    shuffle_blocks: int | None = None
+    """Shuffle the blocks of the data set (row groups, record batches, shards), then the samples of so many of
+    them at a time. Default: all samples at once."""
     dp_size: int = 1
     """Data-parallel ranks: world / (tp · cp · sp · pp)."""
     grad_accum: int | None = None
@@ -215,6 +218,7 @@ _RANGES = {
     "seed": (0, 2**63 - 1, False),
     "epochs": (1, 99_999, False),
     "window": (1, MAX_SEQLEN, False),
+    "shuffle_blocks": (1, MAX_SEQLEN, True),
     "dp_size": (1, MAX_SEQLEN, False),
     "grad_accum": (1, MAX_SEQLEN, True),
     "step_tokens": (1, 2**62, True),
@@ -327,6 +331,12 @@ def _check_packing(config: PlanConfig) -> None:
         raise ConfigError(
             f"--packing {config.packing} makes its own random order; choose --packing next-fit to keep "
             f"--order {config.order}"
+        )
+    if config.shuffle_blocks is not None and (config.order != "random" or config.curriculum is not None):
+        asked = "--curriculum" if config.curriculum is not None else f"--order {config.order}"
+        raise ConfigError(
+            f"--shuffle-blocks {config.shuffle_blocks} makes a random order, block by block, and {asked} "
+            "another one; leave one of them out"
         )
     if config.max_samples is not None and config.min_samples > config.max_samples:
         raise ConfigError(

@@ -64,6 +64,23 @@ class Shape(NamedTuple):
         return padded / self.num_tokens - 1 if self.num_tokens else 0.0
 
 
+class BlockOrder(NamedTuple):
+    """What an order by blocks asks of the loader, and what it gives up; see ``PlannedEpoch.figures``."""
+
+    at_a_time: int
+    """Blocks whose samples are shuffled together."""
+    num_blocks: int
+    """Of the source."""
+    open_blocks: int
+    """The most at a step of any epoch: what a process has to keep so that it reads every block once."""
+    open_bytes: int
+    """The most of them, decoded."""
+    design_effect_of_steps: float | None
+    """How much more than random ones the steps differ from their stretch of the epoch, a mean over epochs."""
+    design_effect_of_stretches: float | None
+    """How much more than random ones the stretches differ from the epoch."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PlanSummary:
     """A plan in numbers; sums are over all epochs, copies of micro-batches included where it says so."""
@@ -108,6 +125,8 @@ class PlanSummary:
     design_effect: dict[str, float | None]
     """By ``seqlen`` and by ``source``: how much more the steps differ in their mix than random ones, a mean
     over the epochs. None for one class, one step, or plans of format version 1."""
+    blocks: BlockOrder | None
+    """Of an order by blocks; None where all samples are shuffled at once."""
     order_is_given: bool
     """Whether the user chose the order of the samples, and with it what a step holds."""
     length_metric: str
@@ -143,7 +162,7 @@ class PlanSummary:
         """Return plain JSON."""
         entries = asdict(self)
         for name, value in entries.items():
-            if isinstance(value, Distribution):
+            if isinstance(value, Distribution | BlockOrder):
                 entries[name] = value._asdict()
         if self.shapes is not None:
             entries["shapes"] = [shape._asdict() | {"padding": shape.padding} for shape in self.shapes]
@@ -197,6 +216,7 @@ def summarize(plan: Plan) -> PlanSummary:
         lower_bound=_sum_figure(epochs, "lower_bound"),
         num_packed=_sum_figure(epochs, "num_packed"),
         design_effect={name: _mean_effect(epochs, name) for name in ("seqlen", "source")},
+        blocks=_block_order(plan),
         order_is_given=_order_is_given(plan),
         length_metric=_length_metric(plan),
         rank_imbalance=_mean([counts["rank_imbalance"] for counts in epochs]),
@@ -272,6 +292,26 @@ def _mean_effect(epochs: list[dict[str, Any]], name: str) -> float | None:
     stated = [counts.get("design_effect", {}).get(name) for counts in epochs]
     known = [effect for effect in stated if effect is not None]
     return _mean(known) if known else None
+
+
+def _block_order(plan: Plan) -> BlockOrder | None:
+    at_a_time = plan.config.get("shuffle_blocks")
+    stated = [counts["figures"].get("blocks") for counts in plan.header["epochs"]]
+    if at_a_time is None or not stated or None in stated:
+        return None
+
+    def mean(name: str) -> float | None:
+        known = [figures[name] for figures in stated if figures[name] is not None]
+        return _mean(known) if known else None
+
+    return BlockOrder(
+        at_a_time=at_a_time,
+        num_blocks=stated[0]["num_blocks"],
+        open_blocks=max(figures["open_blocks"] for figures in stated),
+        open_bytes=max(figures["open_bytes"] for figures in stated),
+        design_effect_of_steps=mean("design_effect_of_steps"),
+        design_effect_of_stretches=mean("design_effect_of_stretches"),
+    )
 
 
 def _order_is_given(plan: Plan) -> bool:

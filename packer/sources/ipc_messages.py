@@ -89,6 +89,39 @@ def scan_file(file: BinaryIO, footer: bytes, size: int) -> list[Message]:
     return batches
 
 
+def decoded_bytes(file: BinaryIO, batch: Message) -> int:
+    """Return what the buffers of a record batch take in memory; compressed ones say it in front of each.
+
+    Raises:
+        SourceError: a buffer lies outside the batch.
+    """
+    if not batch.is_compressed:
+        return batch.num_bytes
+    file.seek(batch.offset)
+    prefix = file.read(8)
+    skip = 8 if prefix[:4] == _CONTINUATION else 4
+    (metadata_size,) = struct.unpack("<i", prefix[skip - 4 : skip])
+    file.seek(batch.offset + skip)
+    metadata = file.read(metadata_size)
+    total = 0
+    try:
+        vector = _table(metadata, _table(metadata, _root(metadata), 2), 2)
+        (count,) = struct.unpack_from("<I", metadata, vector)
+        for place in range(vector + 4, vector + 4 + 16 * count, 16):
+            start, size = struct.unpack_from("<qq", metadata, place)
+            if size == 0:
+                continue
+            file.seek(batch.offset + skip + metadata_size + start)
+            (decoded,) = struct.unpack("<q", file.read(8))
+            total += size - 8 if decoded < 0 else decoded  # below 0: this one is stored as it is
+    except (struct.error, IndexError, OSError, ValueError) as error:
+        raise SourceError(
+            f"the buffers of the record batch at byte {batch.offset} are not where its header says; the file "
+            "is damaged, fetch it again"
+        ) from error
+    return total
+
+
 def _read_header(file: BinaryIO, offset: int, size: int) -> tuple[int, int, int, bool] | None:
     """Return (kind, rows, bytes, whether compressed) of a message; None at the end-of-stream mark."""
     file.seek(offset)

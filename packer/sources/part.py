@@ -4,7 +4,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -23,6 +23,8 @@ the unpaired surrogates of its texts replaced, which JSON can write and no text 
 UNIT_BYTES = 16 << 20
 BATCH_BYTES = 16 << 20
 BATCH_ROWS = 65_536
+BLOCK_BYTES = 16 << 20
+"""Of the blocks of a file that has none of its own: as much as is read at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +43,15 @@ class Unit:
     """Number of rows; None where only reading tells."""
     num_bytes: int
     """Bytes to read, near enough to balance work and to report progress."""
+
+
+class PartBlocks(NamedTuple):
+    """The blocks of one file in order: rows that lie together, and are best read together."""
+
+    rows: NDArray[np.int64]
+    """(B,) rows of each; some may have none."""
+    num_bytes: NDArray[np.int64]
+    """(B,) bytes of each in memory, decoded, near enough to size a cache."""
 
 
 class Part(ABC):
@@ -78,6 +89,17 @@ class Part(ABC):
     @abstractmethod
     def units(self, part: int, columns: Sequence[str], target_bytes: int) -> list[Unit]:
         """Cut the file into units of about ``target_bytes`` of the named columns, never within a row."""
+
+    def blocks(self, columns: Sequence[str]) -> PartBlocks | None:
+        """Return what one access makes the reader fetch and decode, as far as no row need be read to know it.
+
+        None where the rows of a stretch of the file are known only once they were read: the units in which
+        that was done are its blocks then.
+
+        Args:
+            columns: the columns that will be read; all, if none is named.
+        """
+        return None
 
     @abstractmethod
     def read(self, unit: Unit, columns: Columns) -> Iterator[pa.RecordBatch]:

@@ -11,7 +11,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from packer.sources.cache import BatchCache
 from packer.sources.columns import find_field
-from packer.sources.part import UNIT_BYTES, Columns, OnError, Part, Unit
+from packer.sources.part import UNIT_BYTES, Columns, OnError, Part, PartBlocks, Unit
 
 MAX_OPEN_FILES = 128
 
@@ -74,6 +74,14 @@ class Source:
             for number, part in enumerate(self.parts)
             for unit in part.units(number, columns, target_bytes)
         ]
+
+    def blocks(self, columns: Sequence[str] = ()) -> list[PartBlocks | None]:
+        """Return the blocks of each file; None where only reading tells how many rows they have.
+
+        Args:
+            columns: the columns that will be read; all, if none is named.
+        """
+        return [self._opened(number).blocks(columns) for number in range(len(self.parts))]
 
     def read(self, unit: Unit, columns: Columns) -> Iterator[pa.RecordBatch]:
         """Yield the rows of a unit in order, in batches of bounded size, holding at least ``columns``.

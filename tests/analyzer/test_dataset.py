@@ -149,7 +149,7 @@ def test_one_length_and_further_metrics(tmp_path):
         (lambda batch: {}, {}, ConfigError, "returned no metric"),
         (lambda batch: {"a/b": [1]}, {}, ConfigError, "'a/b' cannot name a metric"),
         (count, {"": count}, ConfigError, "'' cannot name a metric"),
-        (count, {"seqlen": count}, ConfigError, "returned seqlen, and metrics has that name"),
+        (count, {"seqlen": count}, ConfigError, "returned seqlen, and metrics or key_fns has that name"),
         (lambda batch: {"a": [1], "b": [-1]}, {}, SourceError, "returned -1 as b for sample 0"),
         (count, {"loss_tokens": lambda batch: [-1]}, SourceError, "returned -1 as loss_tokens for sample 0"),
         (lambda batch: {"a": [1], "b": [1, 2]}, {}, SourceError, r"shape \(2,\) for 1 samples"),

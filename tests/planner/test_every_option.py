@@ -8,7 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from packer.errors import ConfigError, EmptyPlanError, PlanError, SampleTooLongError
+from packer.metrics import Blocks
 from packer.plan import verify_plan
+from packer.plan.verify_blocks import check_blocks
 from packer.planner import PlanConfig, make_plan
 from tests import invariants, plans
 
@@ -77,6 +79,7 @@ options = st.fixed_dictionaries(
         "epochs": st.sampled_from([None, None, 2, 3]),
         "packing": st.sampled_from([None, None, "windowed", "mixed", "next-fit", "best-fit"]),
         "window": sometimes(1, 2, 5),
+        "shuffle_blocks": sometimes(1, 2, 40),
         "dp_size": st.sampled_from([None, 1, 2, 3]),
         "grad_accum": sometimes(2, 3),
         "accum_multiple": maybe([2], odds=8),
@@ -115,7 +118,9 @@ def _meaningful(drawn):
     if drawn["step_tokens"] is not None:
         drawn = drawn | {"grad_accum": None}
     if drawn["packing"] in ("mixed", "best-fit"):
-        return drawn | {"layout": "packed", "order": None, "same_num_samples": None}
+        drawn = drawn | {"layout": "packed", "order": None, "same_num_samples": None}
+    if drawn["shuffle_blocks"] is not None:
+        drawn = drawn | {"order": None, "curriculum": None}
     return drawn
 
 
@@ -143,15 +148,20 @@ def test_every_invariant_holds(seqlens, drawn, has_labels):
     seqlens = np.array(seqlens)
     loss_tokens = np.maximum(seqlens // 2, 0) if has_labels else None
     metrics = {"rarity": seqlens * 7 % 9}
+    blocks = Blocks(np.arange(0, len(seqlens), 5), np.arange(0, len(seqlens), 5), len(seqlens))
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "plan")
         try:
-            made = make_plan(seqlens, config, loss_tokens=loss_tokens, metrics=metrics, out=path)
+            made = make_plan(
+                seqlens, config, loss_tokens=loss_tokens, metrics=metrics, blocks=blocks, out=path
+            )
         except (EmptyPlanError, SampleTooLongError, ConfigError, PlanError):
             assert not list(Path(folder).glob("plan"))
             return
         invariants.check(path, seqlens, loss_tokens)
         assert verify_plan(path).num_samples == len(seqlens)
+        for epoch in range(made.num_epochs):
+            check_blocks(made, epoch, blocks)
         if config.curriculum is not None:
             directory = plans.write_metric(Path(folder, "metrics"), "seqlen", seqlens.tolist())
             plans.write_metric(directory, "rarity", metrics["rarity"].tolist())
@@ -159,7 +169,7 @@ def test_every_invariant_holds(seqlens, drawn, has_labels):
                 plans.write_metric(directory, "loss_tokens", loss_tokens.tolist())
             assert verify_plan(path, metrics=directory).with_curriculum
         assert (
-            make_plan(seqlens, config, loss_tokens=loss_tokens, metrics=metrics).fingerprint
+            make_plan(seqlens, config, loss_tokens=loss_tokens, metrics=metrics, blocks=blocks).fingerprint
             == made.fingerprint
         )
     planned.update(drawn)
@@ -178,4 +188,5 @@ def test_every_option_was_planned_with():
         "num_shapes",
         "max_attention",
         "sample_ids",
+        "shuffle_blocks",
     }
