@@ -286,8 +286,8 @@ def _read_webdataset(path: Path, column: str) -> list[Any]:
         for member in archive:
             if member.isfile():
                 found = re.fullmatch(r"((?:.*/|)[^.]+)[.]([^/]*)", member.name, re.DOTALL)
-                if found is None:
-                    raise ValueError("a member of no sample")
+                if found is None or re.match(r"__[^/]*__($|/)", member.name):
+                    continue  # of no sample, by WebDataset's rule; a long name has no checksum
                 if not samples or samples[-1][0] != found[1]:
                     samples.append((found[1], {}))
                 samples[-1][1][found[2].lower()] = archive.extractfile(member).read()  # type: ignore[union-attr]
