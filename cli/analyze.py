@@ -48,6 +48,14 @@ ONCE: dict[str, Any] = {"multiple": True, "callback": only_one}
 )
 @grouped(
     LENGTH,
+    "--features-column",
+    "features_columns",
+    multiple=True,
+    metavar="NAME",
+    help="List column of features, of numbers or of frames of them; the length is its number of elements.",
+)
+@grouped(
+    LENGTH,
     "--length-column",
     "length_columns",
     multiple=True,
@@ -130,6 +138,12 @@ ONCE: dict[str, Any] = {"multiple": True, "callback": only_one}
     help="What counts a text; gigatoken is faster and held against tokenizers on part of the data.",
 )
 @grouped(
+    LENGTH,
+    "--documents",
+    is_flag=True,
+    help="Of .bin/.idx: a sample is a document of the index, all its sequences, not a sequence.",
+)
+@grouped(
     METRICS,
     "--labels-column",
     **ONCE,
@@ -191,6 +205,7 @@ def analyze(
     sources: tuple[str, ...],
     out: Path,
     tokens_columns: tuple[str, ...],
+    features_columns: tuple[str, ...],
     length_columns: tuple[str, ...],
     completion_columns: tuple[str, ...],
     key_columns: tuple[str, ...],
@@ -203,9 +218,9 @@ def analyze(
 ) -> None:
     """Measure every sample of a data set.
 
-    SOURCE is a file, a folder, a pattern or a URL: Parquet, Arrow, JSON Lines, .bin/.idx. Exactly one option
-    says what the length of a sample is; a .bin/.idx source needs none. An interrupted run goes on where it
-    was when it is started again.
+    SOURCE is a file, a folder, a pattern or a URL: Parquet, Arrow, JSON Lines, CSV, TSV, WebDataset (.tar),
+    Lance, MDS, Megatron's .bin/.idx. Exactly one option says what the length of a sample is; a .bin/.idx
+    source needs none. An interrupted run goes on where it was when it is started again.
 
     \b
     packer analyze x.parquet --tokens-column ids --out metrics
@@ -219,6 +234,7 @@ def analyze(
             list(sources),
             out=out,
             tokens_column=_columns("--tokens-column", tokens_columns),
+            features_column=_columns("--features-column", features_columns),
             length_column=_columns("--length-column", length_columns),
             completion_column=_columns("--completion-column", completion_columns),
             text_template=_unescaped(text_template),

@@ -30,12 +30,12 @@ from packer.jobs.journal import Journal
 from packer.jobs.progress import Listener
 from packer.metrics import MANIFEST_NAME
 from packer.publish import check_target, published_directory
-from packer.samples import check_definition
+from packer.samples import LengthDefinition, check_definition, samples_of
 from packer.samples.definition import TrainOn
 from packer.samples.tokenizer import Counter
-from packer.sources import OnError, Source, open_source
+from packer.sources import Given, OnError, Source, open_source
 
-Paths = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
+Paths = Given | Sequence[Given]
 
 _JOURNAL = ".journal"
 
@@ -45,6 +45,7 @@ def analyze(
     *,
     out: str | os.PathLike[str],
     tokens_column: ColumnChoice = None,
+    features_column: ColumnChoice = None,
     length_column: ColumnChoice = None,
     text_column: str | None = None,
     messages_column: str | None = None,
@@ -60,6 +61,7 @@ def analyze(
     tools_column: str | None = None,
     labels_column: str | None = None,
     shift: bool = True,
+    documents: bool = False,
     metrics: Sequence[str | MetricFunction] = (),
     key_columns: str | Sequence[str] | Mapping[str, str] = (),
     curriculum_files: bool = False,
@@ -77,9 +79,11 @@ def analyze(
     goes on where it was when started again, if the data set, the definition and the version are the same.
 
     Args:
-        source: files, folders, patterns or URLs; a list keeps its order.
+        source: files, folders, patterns or URLs, or a ``datasets.Dataset``; a list keeps its order.
         out: the metrics directory to make.
         tokens_column: list column whose elements are counted; a mapping ``{metric: column}`` for several.
+        features_column: list column of features, numbers or frames of them, whose elements are counted; or a
+            mapping. Labels, one an element, are not shifted.
         length_column: integer column that holds the length; or a mapping.
         text_column: string column to tokenize.
         messages_column: column of chats, tokenized through the tokenizer's template.
@@ -98,6 +102,7 @@ def analyze(
         tools_column: tools that the template of chats describes; by default ``tools`` beside the chats.
         labels_column: list column of labels; those that are not −100 give the metric ``loss_tokens``.
         shift: leave out the first label of each sample, as a model does that predicts the next token.
+        documents: of ``.bin/.idx``: a sample is a document of the index, all its sequences, not a sequence.
         metrics: further ones: ``vocab_rarity``, ``module:function``, or functions; see ``sample_metric``.
         key_columns: columns of texts, integers or binaries; each becomes a metric of integers that are equal
             where the values are, for ``no_repeat_key``. ``{metric: column}`` names it otherwise.
@@ -127,6 +132,7 @@ def analyze(
         opened,
         LengthOptions(
             tokens_column=tokens_column,
+            features_column=features_column,
             length_column=length_column,
             text_column=text_column,
             messages_column=messages_column,
@@ -142,9 +148,11 @@ def analyze(
             tools_column=tools_column,
             labels_column=labels_column,
             shift=shift,
+            documents=documents,
         ),
     )
     definition = replace(definition, on_error=on_error)
+    opened = samples_of(opened, definition)
     check_definition(opened, definition)
     further = resolve_metrics(metrics, definition)
     keys = resolve_keys(key_columns, opened, [*definition.metrics, *(metric.name for metric in further)])
@@ -160,9 +168,9 @@ def analyze(
             try:
                 num_units_reused = work.run(journal, run, progress)
             except SourceError:
-                _check_unchanged(source, identity)
+                _check_unchanged(source, definition, identity)
                 raise
-            _check_unchanged(source, identity)
+            _check_unchanged(source, definition, identity)
             manifest = write_metrics(
                 folder,
                 partial(work.lengths, journal),
@@ -200,7 +208,9 @@ def _check_apart(out: Path, paths: Paths, source: Source, tokens: TokenFiles | N
     above = tokens.prefix.resolve().parents
     if folder in above:
         raise ConfigError(f"--write-tokens {tokens.prefix} is inside --out {out}; choose another place")
-    for path in [paths] if isinstance(paths, str | os.PathLike) else paths:
+    for path in paths if isinstance(paths, list | tuple) else [paths]:
+        if not isinstance(path, str | os.PathLike):  # a data set of datasets
+            continue
         if Path(path).is_dir() and Path(path).resolve() in above:
             raise ConfigError(
                 f"--write-tokens {tokens.prefix} is inside the data set {path}, which would be another one "
@@ -225,8 +235,8 @@ def _resumable(folder: Path, tokens: TokenFiles | None, overwrite: bool) -> Iter
             raise
 
 
-def _check_unchanged(source: Paths, identity: list[dict[str, Any]]) -> None:
-    if open_source(source).identity() != identity:
+def _check_unchanged(source: Paths, definition: LengthDefinition, identity: list[dict[str, Any]]) -> None:
+    if samples_of(open_source(source), definition).identity() != identity:
         raise SourceChangedError(
             "the data set changed while it was analyzed; run again once nothing writes to it"
         )

@@ -3,7 +3,7 @@
 import os
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pyarrow as pa
 
@@ -26,6 +26,7 @@ TEMPLATE_ARGUMENTS = "chat_template_kwargs"
 _METRIC_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
 _DEFINITIONS = (
     "tokens_column",
+    "features_column",
     "length_column",
     "text_column",
     "messages_column",
@@ -39,6 +40,7 @@ class LengthOptions:
     """What a caller says about the length of a sample; see ``analyze``."""
 
     tokens_column: ColumnChoice = None
+    features_column: ColumnChoice = None
     length_column: ColumnChoice = None
     text_column: str | None = None
     messages_column: str | None = None
@@ -54,6 +56,7 @@ class LengthOptions:
     tools_column: str | None = None
     labels_column: str | None = None
     shift: bool = True
+    documents: bool = False
 
     @property
     def given(self) -> list[str]:
@@ -75,13 +78,20 @@ def define_length(source: Source, options: LengthOptions) -> LengthDefinition:
         raise ConfigError(f"{both} each say what a length is; give one of them")
     chosen = given[0]
     _check_belonging(chosen, options)
-    for column in (options.tokens_column, options.length_column, options.completion_column):
+    for column in (
+        options.tokens_column,
+        options.features_column,
+        options.length_column,
+        options.completion_column,
+    ):
         if isinstance(column, Mapping):
             check_metric_names(column)
     if options.tokens_column:
         return LengthDefinition.by_tokens(
             options.tokens_column, labels_column=options.labels_column, shift=options.shift
         )
+    if options.features_column:
+        return LengthDefinition.by_features(options.features_column, labels_column=options.labels_column)
     if options.length_column:
         return LengthDefinition.by_length(
             options.length_column, labels_column=options.labels_column, shift=options.shift
@@ -143,6 +153,7 @@ def _without_definition(source: Source, options: LengthOptions) -> LengthDefinit
     if definition is None:
         listed = ", ".join(map(_spelt, _DEFINITIONS))
         raise ConfigError(f"nothing says what the length of a sample is; give one of {listed}")
+    definition = replace(definition, documents=options.documents)
     for name in ("labels_column", "tokenizer", "train_on", "eos", "tools_column"):
         if getattr(options, name) is not None:
             raise ConfigError(f"{_spelt(name)} has no meaning for a .bin/.idx source; leave it out")
@@ -156,7 +167,7 @@ _BELONGS: dict[str, tuple[str, ...]] = {
     "completion_column": ("prompt_column",),
     "completion_template": ("text_template",),
     "tools_column": ("messages_column", "prompt_column"),
-    "labels_column": ("tokens_column", "length_column"),
+    "labels_column": ("tokens_column", "features_column", "length_column"),
 }
 """What goes with which definitions."""
 
@@ -174,6 +185,10 @@ def _check_belonging(chosen: str, options: LengthOptions) -> None:
         )
     if options.labels_column and chosen not in _BELONGS["labels_column"]:
         raise ConfigError(f"--labels-column has no meaning with {spelt}: labels go with token ids")
+    if options.documents:
+        raise ConfigError(
+            f"--documents are those of .bin/.idx; they have no meaning with {spelt}, leave it out"
+        )
     for name, definitions in _BELONGS.items():
         if getattr(options, name) is not None and chosen not in definitions:
             raise ConfigError(f"{_spelt(name)} has no meaning with {spelt}; leave it out")

@@ -1,6 +1,5 @@
 """Measure some samples again and hold a plan against them: is it the data set that was planned?"""
 
-import os
 from collections.abc import Sequence
 from functools import partial
 
@@ -9,16 +8,16 @@ import numpy as np
 from packer.errors import SourceError
 from packer.metrics import Metrics
 from packer.plan import Plan, check_lengths, main_metric
-from packer.samples import check_definition, measure
+from packer.samples import check_definition, measure, samples_of
 from packer.samples.planned import check_planned, planned_definition
 from packer.samples.ragged import RowError
 from packer.samples.tolerance import apply_to_readable
-from packer.sources import Source, open_source
+from packer.sources import Given, Source, open_source
 
 
 def verify_source(
     plan: Plan,
-    source: Source | Sequence[str | os.PathLike[str]],
+    source: Source | Given | Sequence[Given],
     *,
     metrics: Metrics | None = None,
     tokenizer: str | None = None,
@@ -45,9 +44,9 @@ def verify_source(
         ConfigError: neither plan nor metrics say what the length of a sample is.
     """
     source = source if isinstance(source, Source) else open_source(source)
-    check_planned(source, plan.num_samples, plan.sources[0].files)
     definition = planned_definition(plan.definition, metrics.definition if metrics else {}, tokenizer)
-    source = source.tolerating(definition.on_error)
+    source = samples_of(source, definition)
+    check_planned(source, plan.num_samples, plan.sources[0].files)
     check_definition(source, definition)
     metric = main_metric(plan, definition.metrics)
     choice = np.random.default_rng(seed).choice(

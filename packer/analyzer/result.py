@@ -36,6 +36,8 @@ class AnalyzeResult:
         definition = self.manifest.definition
         if LOSS_TOKENS in self.manifest.metrics:
             return str(definition.get("train_on") or "labels")
+        if definition.get("kind") == "features":
+            return None
         return "all" if len(definition.get("columns", (SEQLEN,))) == 1 else None
 
     @property

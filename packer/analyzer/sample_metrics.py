@@ -69,7 +69,8 @@ class SampleMetric:
     @property
     def place(self) -> str:
         """Where the function is defined."""
-        return f"{self.function.__module__}:{self.function.__qualname__}"
+        name = getattr(self.function, "__qualname__", type(self.function).__qualname__)
+        return f"{self.function.__module__}:{name}"
 
     @property
     def identity(self) -> tuple[str, str]:
@@ -144,9 +145,9 @@ def resolve_metrics(
         if name in taken:
             raise ConfigError(f"there is a metric {name!r} already; rename the function")
         needs: Needs = getattr(function, _NEEDS, Needs())
-        if needs.token_ids and definition.kind == "length":
+        if needs.token_ids and definition.kind in ("length", "features"):
             raise ConfigError(
-                f"metric {name!r} needs token ids, and a length column has none; name the tokens"
+                f"metric {name!r} needs token ids, and --{definition.kind}-column has none; name the tokens"
             )
         taken.append(name)
         resolved.append(SampleMetric(name, function, needs))

@@ -11,6 +11,7 @@ from packer.samples.definition import (
     LengthDefinition,
     check_definition,
     default_definition,
+    samples_of,
 )
 from packer.samples.encoded import Encoded
 from packer.samples.measure import Measurement, measure, measure_unit
@@ -31,4 +32,5 @@ __all__ = [
     "measure",
     "measure_unit",
     "open_dataset",
+    "samples_of",
 ]

@@ -7,12 +7,14 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 
 from packer.errors import ConfigError, SourceError
 from packer.samples.definition import LengthDefinition
 from packer.samples.encoded import Encoded
+from packer.samples.features import features_of_row
 from packer.samples.measure import IGNORED_LABEL, measure
-from packer.samples.ragged import RowError
+from packer.samples.ragged import RowError, is_list_type, is_text_type
 from packer.samples.tokens import encode, values_of_row
 from packer.samples.tolerance import apply_to_readable
 from packer.sources import Columns, Source, take_column, without_rows
@@ -29,19 +31,29 @@ class Dataset:
     """The samples of a source as mappings of arrays: ``input_ids`` and the fields beside them.
 
     Where not all tokens train, ``labels`` are beside them, −100 where nothing is to be learnt. A pair of
-    completions is a mapping of such mappings, by their names.
+    completions is a mapping of such mappings, by their names. Where features are counted, arrays of shape
+    ``(length, …)`` are in the place of ``input_ids``, and other fields may have another length.
 
     Made by `open_dataset`. Pickles as paths and names; every process, forked ones too, opens the files.
     """
 
-    def __init__(self, source: Source, definition: LengthDefinition, fields: Mapping[str, str]) -> None:
+    def __init__(
+        self,
+        source: Source,
+        definition: LengthDefinition,
+        fields: Mapping[str, str],
+        length_field: str = INPUT_IDS,
+    ) -> None:
         """See `open_dataset`.
 
         Args:
             source: the rows.
             definition: what the length of a row is.
-            fields: list columns to deliver, by the name they get; ``input_ids`` first, unless of text.
+            fields: list columns to deliver, by the name they get; what is counted first, unless of text.
+            length_field: the field that is counted.
         """
+        self.length_field = length_field
+        """What the length of a sample is counted of; where it is not ``input_ids``, there need be none."""
         self._source = source
         self._definition = definition
         self._fields = dict(fields)
@@ -93,7 +105,7 @@ class Dataset:
 
     def __repr__(self) -> str:
         definition = self._definition
-        names = [metric for metric, _ in definition.columns] if definition.is_pair else [INPUT_IDS]
+        names = [metric for metric, _ in definition.columns] if definition.is_pair else [self.length_field]
         loss = ""
         if definition.is_tokenized:
             part = definition.trained_part
@@ -131,6 +143,13 @@ class Dataset:
     def _columns(self) -> Columns:
         listed = pa.list_(pa.int64())
         columns: dict[str, pa.DataType | None] = dict.fromkeys(self._fields.values(), listed)
+        if self._definition.kind == "features" or self.length_field != INPUT_IDS:
+            counted = {column for _, column in self._definition.columns}
+            columns |= {
+                column: None
+                for name, column in self._fields.items()
+                if name == self.length_field or column in counted
+            }
         if self._definition.is_tokenized:
             return {**columns, **self._definition.read_columns}
         return columns
@@ -149,15 +168,16 @@ class Dataset:
             if name == LABELS and num_tokens is not None and not row.is_valid:
                 sample[name] = np.full(num_tokens, IGNORED_LABEL)[start:stop]
                 continue
-            length = len(row.values) if row.is_valid else 0
+            values, length = _values(row, column, start, stop)
             if num_tokens is None or column in self._metric_columns:
                 num_tokens = length
-            if length != num_tokens:
+            if length != num_tokens and self._are_aligned:
                 raise RowError(
                     0,
                     f"column {column!r} holds {length} elements beside {num_tokens} tokens; make them equal",
                 )
-            sample[name] = values_of_row(row, column, start, stop)
+            # Beside features there may be labels of another length, which no cut concerns.
+            sample[name] = values if length == num_tokens else _values(row, column, 0, None)[0]
         return sample
 
     def _pair(self, encoded: Encoded) -> Sample:
@@ -170,9 +190,23 @@ class Dataset:
         return pair
 
     @property
+    def _are_aligned(self) -> bool:
+        """Whether every field has one element a token."""
+        is_pair_of_lengths = self._definition.kind == "length" and len(self._definition.columns) > 1
+        return self.length_field == INPUT_IDS and not is_pair_of_lengths
+
+    @property
     def _metric_columns(self) -> set[str]:
         """Columns that each have a length of their own."""
         return {column for _, column in self._definition.columns}
+
+
+def _values(row: pa.Scalar, column: str, start: int, stop: int | None) -> tuple[NDArray[Any], int]:
+    """Return elements ``[start, stop)`` of one row, and how many there are; no others are touched."""
+    if is_text_type(row.type) or (is_list_type(row.type) and is_list_type(row.type.value_type)):
+        features = features_of_row(row, column)
+        return features[start:stop].copy(), len(features)
+    return values_of_row(row, column, start, stop), len(row.values) if row.is_valid else 0
 
 
 def _labelled(encoded: Encoded, start: int, stop: int | None) -> Sample:

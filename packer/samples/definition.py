@@ -9,12 +9,13 @@ import pyarrow.types as pat
 
 from packer.errors import ColumnError, ConfigError
 from packer.samples.chat import ChatTokenizer, open_chat_tokenizer
-from packer.samples.ragged import is_list_type, is_token_list_type
+from packer.samples.features import is_feature_type
+from packer.samples.ragged import is_list_type, is_text_type, is_token_list_type
 from packer.samples.template import TextTemplate
 from packer.samples.tokenizer import Counter, TextTokenizer, open_tokenizer
-from packer.sources import Columns, OnError, Source, find_field, storage_type
+from packer.sources import Columns, OnError, Source, by_document, find_field, storage_type
 
-Kind = Literal["tokens", "length", "text", "messages", "indexed", "prompt", "template"]
+Kind = Literal["tokens", "features", "length", "text", "messages", "indexed", "prompt", "template"]
 TrainOn = Literal["assistant", "completion", "all"]
 PromptForm = Literal["texts", "messages"]
 
@@ -22,6 +23,8 @@ SEQLEN = "seqlen"
 LOSS_TOKENS = "loss_tokens"
 INDEXED_COLUMN = "input_ids"
 
+_STORED = ("tokens", "features", "length")
+"""Kinds whose lengths the data hold, rather than a tokenizer's."""
 _PARTS: dict[str, tuple[TrainOn, ...]] = {
     "messages": ("assistant", "all"),
     "prompt": ("completion", "all"),
@@ -36,12 +39,13 @@ class LengthDefinition:
     """How a row becomes a length, and token ids. Built by the class methods, one for each kind."""
 
     kind: Kind
-    """``tokens``: elements of a list column; ``length``: an integer column; ``text``: tokens of a string
-    column; ``messages``: tokens of a chat through its template; ``indexed``: sequences of ``.bin/.idx``;
-    ``prompt``: tokens of a prompt and its completion; ``template``: of a text that columns are joined to."""
+    """``tokens``: elements of a list column of ids; ``features``: of numbers, or of frames of them;
+    ``length``: an integer column; ``text``: tokens of a string column; ``messages``: tokens of a chat through
+    its template; ``indexed``: sequences of ``.bin/.idx``; ``prompt``: tokens of a prompt and its completion;
+    ``template``: of a text that columns are joined to."""
     columns: tuple[tuple[str, str], ...]
-    """(metric, column) pairs; more than one only for ``tokens`` and ``length``, and for ``prompt``, where
-    each is a completion and the sample a pair of both. Of a template the first column of what trains."""
+    """(metric, column) pairs; more than one only for what the data hold, and for ``prompt``, where each is a
+    completion and the sample a pair of both. Of a template the first column of what trains."""
     tokenizer: str | None = None
     """``tokenizer.json``, a folder that holds one, or a name, as the user gave it."""
     tokenizer_sha256: str | None = None
@@ -73,6 +77,8 @@ class LengthDefinition:
     """Of chats: the tools that their template describes."""
     arguments_column: str | None = None
     """Of chats: further arguments of their template."""
+    documents: bool = False
+    """``indexed``: a sample is a document of the index, not a sequence."""
 
     def __post_init__(self) -> None:
         if self.kind not in get_args(Kind):
@@ -82,14 +88,16 @@ class LengthDefinition:
         names = [metric for metric, _ in self.columns]
         if not names or len(set(names)) < len(names):
             raise ConfigError(f"metrics of a length definition must be named once each, not {names}")
-        if len(names) > 1 and self.kind not in ("tokens", "length", "prompt"):
+        if len(names) > 1 and self.kind not in (*_STORED, "prompt"):
             raise ConfigError(f"a definition by {self.kind} takes one column, not {len(names)}")
         if (self.tokenizer is None) == self.is_tokenized:
             need = "needs a tokenizer" if self.tokenizer is None else "takes no tokenizer"
             raise ConfigError(f"a definition by {self.kind} {need}")
         self._check_parts()
-        if self.labels_column is not None and self.kind not in ("tokens", "length"):
+        if self.labels_column is not None and self.kind not in _STORED:
             raise ConfigError(f"a labels column has no meaning for a definition by {self.kind}; leave it out")
+        if self.documents and self.kind != "indexed":
+            raise ConfigError(f"documents have no meaning for a definition by {self.kind}; leave them out")
         if self.counter not in get_args(Counter):
             raise ConfigError(f"counter {self.counter!r} is unknown; one of {', '.join(get_args(Counter))}")
         if self.on_error not in get_args(OnError):
@@ -138,6 +146,16 @@ class LengthDefinition:
     ) -> "LengthDefinition":
         """Length = number of elements of a list column, or one metric for each of ``{metric: column}``."""
         return cls(kind="tokens", columns=_pairs(column), labels_column=labels_column, shift=shift)
+
+    @classmethod
+    def by_features(
+        cls, column: str | Mapping[str, str], *, labels_column: str | None = None
+    ) -> "LengthDefinition":
+        """Length = number of elements of a list column of features: of numbers, or of frames of them.
+
+        Labels, one a frame, are what that frame predicts: none is left out.
+        """
+        return cls(kind="features", columns=_pairs(column), labels_column=labels_column, shift=False)
 
     @classmethod
     def by_length(
@@ -315,9 +333,9 @@ class LengthDefinition:
         )
 
     @classmethod
-    def by_index(cls) -> "LengthDefinition":
-        """Length = size of a sequence in a ``.bin/.idx`` pair."""
-        return cls(kind="indexed", columns=((SEQLEN, INDEXED_COLUMN),))
+    def by_index(cls, *, documents: bool = False) -> "LengthDefinition":
+        """Length = size of a sequence in a ``.bin/.idx`` pair, or of a document, all its sequences."""
+        return cls(kind="indexed", columns=((SEQLEN, INDEXED_COLUMN),), documents=documents)
 
     @property
     def is_tokenized(self) -> bool:
@@ -399,6 +417,8 @@ class LengthDefinition:
             content["counter"] = self.counter
         if self.labels_column is not None:
             content |= {"labels_column": self.labels_column, "shift": self.shift}
+        if self.documents:
+            content["documents"] = True
         optional = {name: getattr(self, name) for name in _OPTIONAL}
         return content | {name: value for name, value in optional.items() if value is not None}
 
@@ -414,7 +434,7 @@ class LengthDefinition:
         if not isinstance(columns, Mapping) or not all(isinstance(name, str) for name in columns.values()):
             raise ConfigError(f"a length definition maps metrics to columns, not {columns!r}")
         for name, value in fields.items():
-            kinds = bool if name in ("special_tokens", "shift") else str | None
+            kinds = bool if name in ("special_tokens", "shift", "documents") else str | None
             if not isinstance(value, kinds):
                 raise ConfigError(f"{name} of a length definition cannot be {value!r}; analyze again")
         try:
@@ -432,6 +452,15 @@ def default_definition(source: Source) -> LengthDefinition | None:
     if all(part.format == "indexed" for part in source.parts):
         return LengthDefinition.by_index()
     return None
+
+
+def samples_of(source: Source, definition: LengthDefinition) -> Source:
+    """Return the source whose rows are the samples that a definition means.
+
+    Raises:
+        ConfigError: it means documents, and a file is no ``.bin/.idx`` pair.
+    """
+    return (by_document(source) if definition.documents else source).tolerating(definition.on_error)
 
 
 def check_definition(source: Source, definition: LengthDefinition) -> None:
@@ -509,13 +538,6 @@ def _check_hash(definition: LengthDefinition, sha256: str) -> None:
         )
 
 
-def is_text_type(data_type: pa.DataType) -> bool:
-    """Whether a column of this type holds strings, dictionary-encoded or not."""
-    if pat.is_dictionary(data_type):
-        data_type = data_type.value_type
-    return bool(pat.is_string(data_type) or pat.is_large_string(data_type) or pat.is_string_view(data_type))
-
-
 def check_text(array: pa.Array, column: str) -> pa.Array:
     """Return the array if it holds strings.
 
@@ -531,12 +553,16 @@ def _is_message_type(data_type: pa.DataType) -> bool:
     return is_text_type(data_type) or (is_list_type(data_type) and pat.is_struct(data_type.value_type))
 
 
+def _is_feature_column(data_type: pa.DataType) -> bool:
+    return is_text_type(data_type) or is_feature_type(data_type)
+
+
 _ACCEPTED: dict[str, tuple[str, Callable[[pa.DataType], bool]]] = {
     "tokens": (
-        "a list of integers; of other sequences measure the lengths, with --length-column or "
-        "packer.analyze_dataset",
+        "a list of integers; of other sequences name --features-column, or the lengths with --length-column",
         is_token_list_type,
     ),
+    "features": ("a list of numbers, or of lists of numbers", _is_feature_column),
     "indexed": ("a .bin/.idx source", is_list_type),
     "length": (
         "an integer column (whole numbers that pandas made floats for its NaN are cast by astype('Int64'))",
@@ -550,6 +576,7 @@ _TYPES: dict[str, pa.DataType | None] = {
     "tokens": pa.list_(pa.int64()),
     "length": pa.int64(),
     "text": pa.string(),
+    "features": None,
     "indexed": None,
     "messages": None,
     "any": None,

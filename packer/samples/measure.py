@@ -12,6 +12,7 @@ from packer.arrays import to_numpy
 from packer.errors import ColumnError, SourceError
 from packer.samples.definition import LOSS_TOKENS, SEQLEN, LengthDefinition, text_tokenizer
 from packer.samples.encoded import Encoded
+from packer.samples.features import count_frames
 from packer.samples.ragged import RowError, ragged, refuse_null_elements, valid_rows
 from packer.samples.texts import texts_of
 from packer.samples.tokens import encode, num_nulls
@@ -78,6 +79,8 @@ def _stored(array: pa.Array, column: str, definition: LengthDefinition) -> NDArr
     """Return the (rows,) lengths that a column holds, or those of its lists."""
     if definition.kind == "length":
         return _integers(array, column)
+    if definition.kind == "features":
+        return count_frames(array, column)
     rows = ragged(array, column=column)
     if definition.kind == "tokens":
         refuse_null_elements(rows, column)

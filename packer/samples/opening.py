@@ -2,24 +2,27 @@
 
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from packer.errors import ConfigError, SourceChangedError
 from packer.metrics import Metrics, open_metrics
 from packer.samples.dataset import INPUT_IDS, LABELS, Dataset
-from packer.samples.definition import LengthDefinition, check_definition, default_definition
+from packer.samples.definition import LengthDefinition, check_definition, default_definition, samples_of
 from packer.samples.tokens import check_list_of_numbers
-from packer.sources import Source, open_source
+from packer.sources import Given, Source, open_source
 
 PathLike = str | os.PathLike[str]
 
 
 def open_dataset(
-    source: Source | PathLike | Sequence[PathLike],
+    source: Source | Given | Sequence[Given],
     *,
     metrics: Metrics | PathLike | None = None,
     definition: LengthDefinition | None = None,
     fields: Sequence[str] | Mapping[str, str] = (),
+    length_field: str | None = None,
+    documents: bool = False,
     tokenizer: str | None = None,
 ) -> Dataset:
     """Open a data set for training: ``dataset[sample_id]`` gives ``input_ids`` and the fields beside them.
@@ -33,7 +36,11 @@ def open_dataset(
             is the token files that were written beside it.
         definition: what the length of a row is; instead of ``metrics``.
         fields: further token-aligned list columns to deliver; ``{name: column}`` names them otherwise.
-            Where a length column was measured, ``{"input_ids": column}`` says where the tokens are.
+            Where a length column was measured, ``{"input_ids": column}`` says where the tokens are; where
+            several were, ``{metric: column}`` does.
+        length_field: the name of what is counted: features, say, where a length column was measured;
+            default: ``input_ids``, or of features their column's name.
+        documents: of a ``.bin/.idx`` source: a sample is a document, not a sequence; metrics say so.
         tokenizer: where the tokenizer is on this machine; it must be the one that was used for the lengths.
 
     Returns:
@@ -55,24 +62,32 @@ def open_dataset(
             definition = LengthDefinition.by_index()
         else:
             definition = _definition_of(metrics)
-            check_unchanged(source, metrics)
+            check_unchanged(samples_of(source, definition), metrics)
+        if documents and not definition.documents:
+            raise ConfigError(
+                f"{metrics.path} was taken of sequences, not of documents; analyze with documents=True, "
+                "or leave it out"
+            )
     definition = definition or default_definition(source)
+    if definition is not None and documents:
+        definition = replace(definition, documents=True)
     if definition is None:
         raise ConfigError("nothing says what the token ids are; give metrics=, or definition=")
     tokenizer = tokenizer or definition.tokenizer
     if tokenizer is not None:
         definition = definition.with_tokenizer(os.fspath(_absolute(tokenizer)))
-    source = source.tolerating(definition.on_error)
+    source = samples_of(source, definition)
     check_definition(source, definition)
-    named = _named_fields(definition, fields)
+    length_field = length_field or _default_length_field(definition)
+    named = _named_fields(definition, fields, length_field)
     for column in named.values():
         check_list_of_numbers(source, column)
-    return Dataset(source, definition, named)
+    return Dataset(source, definition, named, length_field)
 
 
-def _all_absolute(paths: PathLike | Sequence[PathLike]) -> PathLike | Sequence[PathLike]:
+def _all_absolute(paths: Given | Sequence[Given]) -> Given | Sequence[Given]:
     if isinstance(paths, str | os.PathLike):
-        absolute: PathLike = _absolute(paths)
+        absolute: Given = _absolute(paths)
         return absolute
     return [_absolute(path) for path in paths] if isinstance(paths, list | tuple) else paths
 
@@ -83,7 +98,9 @@ def _absolute(path: Any) -> Any:
         return path  # which opening will name
     text = os.fspath(path)
     is_local = "://" not in text and "::" not in text
-    is_there = any(sign in text for sign in "*?[") or os.path.exists(text) or os.path.exists(f"{text}.idx")
+    stands_for_files = any(sign in text for sign in "*?[{")
+    named = (text, f"{text}.idx", text.rpartition("@")[0])  # a folder or file, a pair, a version of a table
+    is_there = stands_for_files or any(map(os.path.exists, named))
     return os.path.abspath(text) if is_local and is_there else path
 
 
@@ -141,25 +158,43 @@ def _definition_of(metrics: Metrics) -> LengthDefinition:
     return LengthDefinition.from_json(recorded)
 
 
-def _named_fields(definition: LengthDefinition, fields: Sequence[str] | Mapping[str, str]) -> dict[str, str]:
+def _default_length_field(definition: LengthDefinition) -> str:
+    if definition.kind == "features" and len(definition.columns) == 1:
+        return _name_of(definition.columns[0][1])
+    return INPUT_IDS
+
+
+def _name_of(column: str) -> str:
+    """Return what a column is called beside others: the last part of its path; ``mel`` of ``x.mel.npy``."""
+    return column.removesuffix(".npy").rsplit(".", 1)[-1]
+
+
+def _named_fields(
+    definition: LengthDefinition, fields: Sequence[str] | Mapping[str, str], length_field: str
+) -> dict[str, str]:
     """Return the list columns to deliver, by the name they get, those that have ids of their own first."""
     named: dict[str, str] = {}
-    if definition.kind in ("tokens", "indexed"):
-        alone = len(definition.columns) == 1
-        named = {INPUT_IDS if alone else metric: column for metric, column in definition.columns}
+    alone = len(definition.columns) == 1
+    if definition.kind in ("tokens", "indexed", "features"):
+        named = {length_field if alone else metric: column for metric, column in definition.columns}
+    if length_field != INPUT_IDS and (definition.is_tokenized or not alone):
+        raise ConfigError(
+            f"length_field={length_field!r} has no meaning where "
+            f"{'a tokenizer makes the ids' if definition.is_tokenized else 'there are several'}; leave it out"
+        )
     if definition.labels_column is not None:
         named[LABELS] = definition.labels_column
-    asked = (
-        dict(fields) if isinstance(fields, Mapping) else {name.rsplit(".", 1)[-1]: name for name in fields}
-    )
+    asked = dict(fields) if isinstance(fields, Mapping) else {_name_of(column): column for column in fields}
     if definition.kind == "length":
-        if INPUT_IDS not in asked:
+        counted = [length_field] if alone else [metric for metric, _ in definition.columns]
+        if missing := [name for name in counted if name not in asked]:
             raise ConfigError(
                 "the lengths were taken of a length column, which says not where the tokens are; "
-                'give fields={"input_ids": COLUMN}'
+                f'give fields={{"{missing[0]}": COLUMN}}'
+                + (", or length_field= with the name of features" if alone and missing == [INPUT_IDS] else "")
             )
-        named = {INPUT_IDS: asked.pop(INPUT_IDS), **named}
-    delivered = {INPUT_IDS, *named}
+        named = {name: asked.pop(name) for name in counted} | named
+    delivered = {length_field, *named}
     if definition.is_tokenized and definition.trained_part != "all":
         delivered.add(LABELS)
     taken = [name for name in asked if name in delivered]

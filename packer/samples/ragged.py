@@ -41,6 +41,13 @@ def is_list_type(data_type: pa.DataType) -> bool:
     )
 
 
+def is_text_type(data_type: pa.DataType) -> bool:
+    """Whether a column of this type holds strings, dictionary-encoded or not."""
+    if pat.is_dictionary(data_type):
+        data_type = data_type.value_type
+    return bool(pat.is_string(data_type) or pat.is_large_string(data_type) or pat.is_string_view(data_type))
+
+
 def is_token_list_type(data_type: pa.DataType) -> bool:
     """Whether a column of this type is a list of integers, which alone are token ids."""
     return is_list_type(data_type) and (

@@ -13,6 +13,7 @@ from packer.errors import ColumnError, ConfigError
 from packer.samples.conversations import conversations, filled
 from packer.samples.definition import LengthDefinition, chat_tokenizer, text_tokenizer
 from packer.samples.encoded import Encoded, gathered, with_completions
+from packer.samples.features import is_feature_type
 from packer.samples.ragged import (
     NULL_ELEMENT,
     Ragged,
@@ -35,8 +36,10 @@ def encode(batch: pa.RecordBatch, definition: LengthDefinition) -> Encoded:
         RowError: a row has no token ids, such as a list with a null in it.
     """
     column = definition.columns[0][1]
-    if definition.kind == "length":
-        raise ConfigError(f"column {column!r} holds lengths, not tokens; name the column of the tokens, too")
+    if definition.kind in ("length", "features"):
+        raise ConfigError(
+            f"column {column!r} holds {definition.kind}, not tokens; name the column of the tokens, too"
+        )
     if definition.is_chat:
         return _encode_chats(batch, definition)
     if definition.is_tokenized:
@@ -137,7 +140,7 @@ def values_of_row(row: pa.Scalar, column: str, start: int, stop: int | None) -> 
 
 
 def check_list_of_numbers(source: Source, column: str) -> None:
-    """Check, from metadata alone, that a column can be delivered as arrays.
+    """Check, from metadata alone, that a column can be delivered as arrays: lists of numbers, nested or not.
 
     Raises:
         ColumnError: a file has no such column, or one that is no list of numbers; names the file.
@@ -152,6 +155,8 @@ def check_list_of_numbers(source: Source, column: str) -> None:
             raise ColumnError(
                 f"{part.location.path}: column {column!r} is of type {data_type}; name a list of integers"
             )
+        if is_feature_type(data_type):
+            continue
         try:
             check_elements(data_type.value_type, column)
         except ColumnError as error:

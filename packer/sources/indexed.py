@@ -76,6 +76,11 @@ class IndexedPart(Part):
         """Number of sequences."""
         return self._num_rows
 
+    @property
+    def document_index(self) -> NDArray[np.int64]:
+        """(documents + 1,) sequence at which each document begins, as the file says it; mapped."""
+        return self._index.document_index
+
     def identity(self) -> dict[str, Any]:
         """Return the size of the ``.bin`` and the hash of the ``.idx``."""
         return {"num_bytes": self._data_bytes, "sha256": file_hash(self.location)}

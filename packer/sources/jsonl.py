@@ -74,7 +74,7 @@ class JsonLinesPart(Part):
             head = lines[:_HEAD_ROWS]
             for row, line in enumerate(head):
                 try:
-                    _merge_keys(keys, parse_object(line, row))
+                    merge_keys(keys, parse_object(line, row))
                 except LineError as error:
                     wrong.append(error)
             # One wrong line among others is found when it is read.
@@ -82,7 +82,7 @@ class JsonLinesPart(Part):
                 problem = whole_file_problem(head[0]) or wrong[0]
                 raise SourceError(f"{self.location.path}, row 0: {problem}") from wrong[0]
             break
-        return pa.schema(_key_fields(keys))
+        return pa.schema(key_fields(keys))
 
     @property
     def num_rows(self) -> int:
@@ -271,16 +271,18 @@ class JsonLinesPart(Part):
         return self._num_bytes
 
 
-def _merge_keys(keys: dict[str, Any], content: dict[str, Any]) -> None:
+def merge_keys(keys: dict[str, Any], content: dict[str, Any]) -> None:
+    """Add the keys of an object, and of the objects in it, to a tree of keys."""
     for key, value in content.items():
         below = keys.setdefault(key, {})
         if isinstance(value, dict):
-            _merge_keys(below, value)
+            merge_keys(below, value)
 
 
-def _key_fields(keys: dict[str, Any]) -> list[pa.Field]:
+def key_fields(keys: dict[str, Any]) -> list[pa.Field]:
+    """Return a tree of keys as columns of structs and nulls."""
     return [
-        pa.field(key, pa.struct(_key_fields(below)) if below else pa.null())
+        pa.field(key, pa.struct(key_fields(below)) if below else pa.null())
         for key, below in keys.items()
         if with_replaced_surrogates(key) == key  # JSON can write a key that no column can be named by
     ]

@@ -35,7 +35,7 @@ class LineIndex:
             for starts, stops in _line_bounds(blocks, owner, max_line_bytes):
                 np.stack([starts, stops], axis=1).tofile(file)
             # (rows, 2) int64: first byte of the row and the one after its last
-            self.bounds: NDArray[np.int64] = _mapped(file, np.dtype(np.int64)).reshape(-1, 2)
+            self.bounds: NDArray[np.int64] = mapped(file, np.dtype(np.int64)).reshape(-1, 2)
 
     def __len__(self) -> int:
         return len(self.bounds)
@@ -53,10 +53,11 @@ def spooled(
                 yield block
 
         index = LineIndex(copied(), owner=owner, max_line_bytes=max_line_bytes)
-        return _mapped(file, np.dtype(np.uint8)), index
+        return mapped(file, np.dtype(np.uint8)), index
 
 
-def _mapped(file: BinaryIO, dtype: np.dtype[Any]) -> NDArray[Any]:
+def mapped(file: BinaryIO, dtype: np.dtype[Any]) -> NDArray[Any]:
+    """Return what was written to a temporary file, mapped where it is large; the file may be closed then."""
     file.flush()
     size = file.tell()
     if size <= _HELD_BYTES:  # thousands of small files would need too many maps

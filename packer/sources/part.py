@@ -3,6 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
@@ -157,3 +158,21 @@ def cut_pieces(
             start, first_row = piece + 1, first_row + unit_rows
             unit_rows = unit_bytes = 0
     return units
+
+
+def cut_rows(part: int, edges: NDArray[np.int64], target_bytes: int) -> list[Unit]:
+    """Cut rows of which the bytes are known to units of about ``target_bytes``, in bytes of the file.
+
+    Args:
+        part: which file of the source.
+        edges: (rows + 1,) first byte of each row, and the one after the last.
+        target_bytes: a unit is of the rows that begin within as many.
+    """
+    wanted = np.arange(edges[0], max(edges[-1], edges[0] + 1), max(target_bytes, 1))
+    firsts = np.unique(np.searchsorted(edges[:-1], wanted))
+    rows = [*firsts[firsts < len(edges) - 1].tolist(), len(edges) - 1]
+    return [
+        Unit(part, start, stop, first, last - first, stop - start)
+        for first, last in pairwise(rows)
+        for start, stop in [edges[[first, last]].tolist()]
+    ]

@@ -16,6 +16,19 @@ def without_rows(batch: pa.RecordBatch, rows: Sequence[int]) -> pa.RecordBatch:
     return batch.take(pa.array(np.arange(batch.num_rows), mask=is_left_out))
 
 
+def among_skipped(batch: pa.RecordBatch, skipped: Sequence[int]) -> pa.RecordBatch:
+    """Return the rows of a batch that was made without some, with nulls in their places, and these marked.
+
+    Args:
+        batch: the other rows.
+        skipped: numbers in the result, ascending.
+    """
+    is_skipped = np.zeros(batch.num_rows + len(skipped), np.bool_)
+    is_skipped[skipped] = True
+    places = np.maximum(np.cumsum(~is_skipped) - 1, 0)
+    return mark_skipped(batch.take(pa.array(places, mask=is_skipped)), skipped)
+
+
 def mark_skipped(batch: pa.RecordBatch, rows: Sequence[int]) -> pa.RecordBatch:
     """Return a batch that says which of its rows were skipped."""
     return batch.replace_schema_metadata({_KEY: json.dumps(list(rows))}) if rows else batch

@@ -101,3 +101,62 @@ def test_a_data_set_in_memory_is_no_source_of_files(tmp_path, source):
         packer.analyze(source, out=tmp_path / "metrics", tokens_column="input_ids")
     with pytest.raises(ConfigError, match="is no path"):
         packer.open_dataset(source)
+
+
+def pair(batch):
+    return {"source": [len(sample) for sample in batch], "target": [2 * len(sample) for sample in batch]}
+
+
+def rank(batch):
+    return np.array([-len(sample) for sample in batch])
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_pairs_and_further_metrics(tmp_path, workers):
+    dataset = [[0] * (n % 5) for n in range(25)]
+    further = {"rank": rank, "loss_tokens": count}
+    packer.analyze_dataset(dataset, pair, out=tmp_path / "m", batch_size=4, metrics=further, workers=workers)
+    metrics = open_metrics(tmp_path / "m")
+    lengths = np.arange(25) % 5
+    assert metrics.names == ("source", "target", "rank", "loss_tokens")
+    for name, expected in zip(metrics.names, (lengths, 2 * lengths, -lengths, lengths), strict=True):
+        assert metrics.metric(name).tolist() == expected.tolist()
+    assert metrics.definition["columns"] == {"source": "source", "target": "target"}
+    assert set(metrics.manifest.functions) == {"rank", "loss_tokens"}
+    config = packer.PlanConfig(max_tokens={"source": 8, "target": 16})
+    loader = packer.PlanLoader(
+        packer.make_plan(metrics, config),
+        [{"source": sample, "target": sample * 2} for sample in dataset],
+        dp_rank=0,
+        dp_size=1,
+    )
+    seen = [int(at) for step in loader for batch in step for at in batch.sample_ids]
+    assert sorted(seen) == [n for n in range(25) if n % 5]
+
+
+def test_one_length_and_further_metrics(tmp_path):
+    result = packer.analyze_dataset(
+        [[1] * 5, [1] * 3], count, out=tmp_path / "m", metrics={"loss_tokens": lambda batch: [2, 1]}
+    )
+    assert (result.trained_part, result.num_loss_tokens) == ("labels", 3)
+    plan = packer.make_plan(open_metrics(tmp_path / "m"), packer.PlanConfig(max_tokens=10))
+    assert plan.header["loss_tokens"] == "labels"
+
+
+@pytest.mark.parametrize(
+    ("function", "metrics", "error", "message"),
+    [
+        (lambda batch: {}, {}, ConfigError, "returned no metric"),
+        (lambda batch: {"a/b": [1]}, {}, ConfigError, "'a/b' cannot name a metric"),
+        (count, {"": count}, ConfigError, "'' cannot name a metric"),
+        (count, {"seqlen": count}, ConfigError, "returned seqlen, and metrics or key_fns has that name"),
+        (lambda batch: {"a": [1], "b": [-1]}, {}, SourceError, "returned -1 as b for sample 0"),
+        (count, {"loss_tokens": lambda batch: [-1]}, SourceError, "returned -1 as loss_tokens for sample 0"),
+        (lambda batch: {"a": [1], "b": [1, 2]}, {}, SourceError, r"shape \(2,\) for 1 samples"),
+        (lambda batch: {batch[0][0]: [1]}, {}, SourceError, "of some samples are a, of others b"),
+    ],
+)
+def test_metrics_that_are_none(tmp_path, function, metrics, error, message):
+    with pytest.raises(error, match=message):
+        packer.analyze_dataset(["a", "b"], function, out=tmp_path / "m", batch_size=1, metrics=metrics)
+    assert list(tmp_path.iterdir()) == []

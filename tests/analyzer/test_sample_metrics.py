@@ -145,7 +145,7 @@ def test_what_is_no_metric(tmp_path, metric, error, message):
 
 def test_tokens_cannot_come_from_lengths(tmp_path):
     pq.write_table(pa.table({"n": [1, 2]}), tmp_path / "x.parquet")
-    with pytest.raises(ConfigError, match="needs token ids, and a length column has none"):
+    with pytest.raises(ConfigError, match="needs token ids, and --length-column has none"):
         packer.analyze(
             tmp_path / "x.parquet", out=tmp_path / "m", length_column="n", metrics=["vocab_rarity"]
         )

@@ -4,10 +4,13 @@ A reader takes the place and a column and returns the column as Python values; w
 it cannot read the file.
 """
 
+import csv
 import gzip
 import io
 import json
+import re
 import struct
+import tarfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import pairwise
@@ -62,13 +65,14 @@ class Format:
     unpack: Callable[[bytes], bytes] | None = None
     pack: Callable[[bytes], bytes] = bytes
     """Of lines: half of the inputs are damaged before they are packed."""
+    mutate_unpacked: Callable[[bytes, Random], bytes] = lambda content, random: _mutate_lines(content, random)
 
     def damage(self, folder: Path, random: Random) -> None:
         """Damage one file of a data set."""
         victim = random.choice(sorted(folder.glob(random.choice(self.damaged))))
         content = victim.read_bytes()
         if self.unpack is not None and random.random() < 0.5:
-            victim.write_bytes(self.pack(_mutate_lines(self.unpack(content), random)))
+            victim.write_bytes(self.pack(self.mutate_unpacked(self.unpack(content), random)))
         elif victim.suffix == ".json" and random.random() < 0.7:
             victim.write_bytes(mutate_json_text(content, random))
         else:
@@ -200,6 +204,121 @@ def _read_lines(path: Path, column: str) -> list[Any]:
     if not all(isinstance(row, dict) for row in rows):
         raise ValueError("a line is no object")
     return [row.get(column) for row in rows]
+
+
+# CSV and TSV.
+
+
+def _delimited(delimiter: str, line_end: str) -> bytes:
+    def cell(value: Any) -> str:
+        return value if isinstance(value, str) else "" if value is None else json.dumps(value)
+
+    file = io.StringIO(newline="")
+    writer = csv.writer(file, delimiter=delimiter, lineterminator=line_end)
+    columns = {name: values for name, values in ROWS.items() if name != "chat"}
+    writer.writerow([*columns, "note"])
+    for row in range(NUM_ROWS):
+        note = 'a "quoted"\nline' if row % 5 == 0 else "plain"
+        writer.writerow([*(cell(values[row]) for values in columns.values()), note])
+    return file.getvalue().encode()
+
+
+def _write_delimited(pack: Callable[[bytes], bytes], name: str) -> tuple[Callable[[Path], None], ...]:
+    delimiters = "\t" if "tsv" in name else ",;"
+    contents = [_delimited(sign, line_end) for sign in delimiters for line_end in ("\n", "\r\n")]
+    return tuple(
+        lambda folder, content=content: (folder / name).write_bytes(pack(content)) for content in contents
+    )
+
+
+def _read_delimited(path: Path, column: str) -> list[Any]:
+    text = _unpack(path.read_bytes()).removeprefix(b"\xef\xbb\xbf").decode(errors="surrogateescape")
+    delimiter = "\t" if "tsv" in path.name else next(sign for sign in ",;" if sign in text.split("\n")[0])
+    header, *rows = (row for row in csv.reader(io.StringIO(text, newline=""), delimiter=delimiter) if row)
+    if any(len(row) != len(header) for row in rows) or header.count(column) != 1:
+        raise ValueError("rows of other columns")
+    cells = [row[header.index(column)] for row in rows]
+    "".join(cells).encode()
+    if column == "n":
+        if not all(re.fullmatch(r"-?[0-9]*", cell.strip(" \t"), re.ASCII) for cell in cells):
+            raise ValueError("no integers")
+        return [int(cell) if cell.strip(" \t") else None for cell in cells]
+    if column == "text":
+        return [cell or None for cell in cells]
+    return [json.loads(cell) if cell else None for cell in cells]
+
+
+# WebDataset.
+
+
+def _npy(values: list[int]) -> bytes:
+    file = io.BytesIO()
+    np.save(file, np.array(values, np.int32))
+    return file.getvalue()
+
+
+def _write_webdataset(dialect: int, members: tuple[str, ...]) -> Callable[[Path], None]:
+    """Write a sample's columns as members of their own, the others as keys of a JSON member."""
+
+    def write(folder: Path) -> None:
+        with tarfile.open(folder / "data.tar", "w", format=dialect) as archive:
+            for row in range(NUM_ROWS):
+                keys = {name: values[row] for name, values in ROWS.items() if name not in members}
+                contents = {"json": json.dumps(keys, indent=row % 3 or None).encode()}
+                for name in members:
+                    value = ROWS[name][row]
+                    if value is not None:
+                        is_list = isinstance(value, list)
+                        contents[f"{name}.npy" if is_list else name] = (
+                            _npy(value) if is_list else str(value).encode()
+                        )
+                for extension, content in contents.items():
+                    info = tarfile.TarInfo(f"{'long/' * 25}ü{row:03}.{extension}")
+                    info.size = len(content)
+                    archive.addfile(info, io.BytesIO(content))
+
+    return write
+
+
+def _read_webdataset(path: Path, column: str) -> list[Any]:
+    samples: list[tuple[str, dict[str, bytes]]] = []
+    with tarfile.open(path, "r:") as archive:
+        for member in archive:
+            if member.isfile():
+                found = re.fullmatch(r"((?:.*/|)[^.]+)[.]([^/]*)", member.name, re.DOTALL)
+                if found is None or re.match(r"__[^/]*__($|/)", member.name):
+                    continue  # of no sample, by WebDataset's rule; a long name has no checksum
+                if not samples or samples[-1][0] != found[1]:
+                    samples.append((found[1], {}))
+                samples[-1][1][found[2].lower()] = archive.extractfile(member).read()  # type: ignore[union-attr]
+    values: list[Any] = []
+    for _, members in samples:
+        if column in members:
+            text = members[column].decode()
+            values.append(int(text) if column == "n" else text)
+        elif f"{column}.npy" in members:
+            values.append(np.load(io.BytesIO(members[f"{column}.npy"])).tolist())
+        else:
+            values.append(json.loads(members.get("json", b"{}")).get(column))
+    return values
+
+
+# Lance, which alone reads its files: whole tables here.
+
+
+def _write_lance(folder: Path) -> None:
+    import lance
+
+    path = folder / "data.lance"
+    lance.write_dataset(_table({}), path, max_rows_per_file=9)
+    lance.dataset(path).delete("n = 3")
+    lance.write_dataset(_table({}).slice(0, 3), path, mode="append")
+
+
+def _read_lance(path: Path, column: str) -> list[Any]:
+    import lance
+
+    return lance.dataset(path).to_table(columns=[column])[column].to_pylist()
 
 
 # Token files.
@@ -372,6 +491,43 @@ FORMATS = {
         damaged=("data.jsonl.zst",),
         unpack=_unpack,
         pack=_zstd,
+    ),
+    **{
+        name: Format(
+            writers=_write_delimited(pack, f"data.{name}"),
+            opened=f"data.{name}",
+            read=_read_delimited,
+            damaged=(f"data.{name}",),
+            kinds=("tokens", "labels", "length", "text"),
+            unpack=_unpack,
+            pack=pack,
+            mutate_unpacked=mutate,
+        )
+        for name, pack in (("csv", bytes), ("tsv", bytes), ("csv.gz", gzip.compress))
+    },
+    "webdataset": Format(
+        writers=tuple(
+            _write_webdataset(dialect, members)
+            for dialect in (tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT)
+            for members in ((), ("n", "text"))
+        ),
+        opened="data.tar",
+        read=_read_webdataset,
+        damaged=("data.tar",),
+    ),
+    "webdataset of arrays": Format(
+        writers=(_write_webdataset(tarfile.PAX_FORMAT, ("ids", "labels")),),
+        opened="data.tar",
+        read=_read_webdataset,
+        damaged=("data.tar",),
+        kinds=("arrays",),
+    ),
+    "lance": Format(
+        writers=(_write_lance,),
+        opened="data.lance",
+        read=_read_lance,
+        damaged=("data.lance/data/*.lance", "data.lance/_versions/*.manifest", "data.lance/_deletions/*"),
+        kinds=("tokens", "labels", "length", "text"),
     ),
     "indexed": Format(
         writers=(

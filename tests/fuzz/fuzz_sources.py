@@ -107,6 +107,7 @@ def measured(path: Path, kind: str, place: Path, random: Random) -> dict[str, li
         "template": {"text_template": "w1 {text}\n{text}", "tokenizer": place / "tokenizer.json"},
         "messages": {"messages_column": "chat", "tokenizer": place},
         "indexed": {},
+        "arrays": {"tokens_column": "ids.npy", "labels_column": "labels.npy"},
     }
     packer.analyze(path, out=place / "metrics", overwrite=True, **options[kind])
     metrics = packer.open_metrics(place / "metrics")
@@ -157,7 +158,7 @@ def expected(layout: Format, path: Path, kind: str, place: Path) -> dict[str, li
         }
     ids = [value or [] for value in values]
     right: dict[str, list[Any]] = {"seqlen": [len(row) for row in ids], "ids": ids}
-    if kind == "labels":
+    if kind in ("labels", "arrays"):
         labels = layout.read(path, "labels")
         if any(row is not None and len(row) != len(of) for row, of in zip(labels, ids, strict=True)):
             raise ValueError("labels that are not one a token")

@@ -49,6 +49,21 @@ def test_linked_folders_are_entered_once(tmp_path):
     assert names_of(open_source(tmp_path / "data"), tmp_path) == ["data/1.parquet", "data/more/2.parquet"]
 
 
+def test_a_range_in_braces_names_each_file(tmp_path):
+    write_shards(tmp_path, [f"s-{number:03}.parquet" for number in range(8, 13)])
+    write_shards(tmp_path, ["a/s-1.parquet", "a/s-2.parquet", "b/s-1.parquet", "s-{1..2}.parquet"])
+    assert names_of(open_source(f"{tmp_path}/s-{{009..011}}.parquet"), tmp_path) == [
+        f"s-{number:03}.parquet" for number in (9, 10, 11)
+    ]
+    assert names_of(open_source(f"{tmp_path}/a/s-{{1..2}}.parquet"), tmp_path) == [
+        "a/s-1.parquet",
+        "a/s-2.parquet",
+    ]
+    assert names_of(open_source(f"{tmp_path}/s-{{1..2}}.parquet"), tmp_path) == ["s-{1..2}.parquet"]
+    with pytest.raises(SourceError, match=r"s-013\.parquet: no such file"):
+        open_source(f"{tmp_path}/s-{{012..013}}.parquet")
+
+
 def test_a_list_keeps_its_order(tmp_path):
     write_shards(tmp_path, ["a.parquet", "b.parquet"])
     assert names_of(open_source([tmp_path / "b.parquet", tmp_path / "a.parquet"]), tmp_path) == [
@@ -137,8 +152,32 @@ def test_cache_files_beside_data_are_refused(tmp_path):
         open_source(folder)
 
 
-@pytest.mark.parametrize("name", ["x.csv", "x.fasta", "x.txt", "x.tsv.gz"])
+@pytest.mark.parametrize("name", ["x.sqlite", "x.fasta", "x.txt", "x.txt.gz"])
 def test_a_text_of_another_format_is_told_what_can_be_done(tmp_path, name):
     (tmp_path / name).write_text(">sp|P1\nMKV,1\n")
     with pytest.raises(SourceError, match=r"no format that packer reads.*analyze_dataset.*--length-column"):
+        open_source(tmp_path / name)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("x.npy", b"\x93NUMPY\1\0", "an array of NumPy.*list column of Parquet"),
+        ("x.npz", b"PK\3\4", "an archive of NumPy arrays; write its rows to Parquet"),
+        ("x.xlsx", b"PK\3\4", "an Excel sheet; save it as CSV"),
+        ("x.zip", b"PK\3\4", "packed by zip.*unpack it"),
+        ("x.bin", b"\x80\4", "a pickle, which is never opened"),
+        ("x.pt", b"PK\3\4", "a pickle, which is never opened"),
+        ("x.hdf5", b"", "of HDF5;.*h5py"),
+        ("x", b"\x89HDF\r\n\x1a\n", "of HDF5;.*h5py"),
+        ("x.tfrecord", b"\0", "of TFRecord; write its rows to Parquet.*analyze_dataset"),
+        ("x.orc", b"ORC", r"of ORC;.*pyarrow\.orc"),
+        ("x.db", b"SQLite format 3\0", "a SQLite database"),
+        ("x.tar.zst", b"\x28\xb5\x2f\xfd", r"a packed archive.*unpack it to a \.tar"),
+        ("x.safetensors", b"\0", "of safetensors"),
+    ],
+)
+def test_what_is_not_read_is_told_what_can_be_done(tmp_path, name, content, message):
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(SourceError, match=rf"{name} is {message}"):
         open_source(tmp_path / name)

@@ -63,8 +63,8 @@ class StepInfo:
         if self.planned_loss_tokens is None:
             raise PlanError(
                 f"the plan does not know the loss tokens of step {self.index}, because it cuts samples that "
-                "have labels, or plans pairs of sequences; call packer.count_loss_tokens(step, group), which "
-                "counts them on every rank"
+                "have labels, plans pairs of sequences, or counted no labels of features; call "
+                "packer.count_loss_tokens(step, group), which counts them on every rank"
             )
         return self.planned_loss_tokens
 

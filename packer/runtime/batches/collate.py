@@ -62,7 +62,8 @@ class Collator:
     position_ids, labels``, each int64 ``(1, T)``, ``cu_seqlens`` int32 and ``max_seqlen``, an int. The first
     label of every sample is −100, since nothing comes before it to predict it from. Further fields with one
     value a token become ``(B, S, …)`` or ``(1, T, …)`` of their own dtype; all others become lists with one
-    item a sample.
+    item a sample. Where something else than ``input_ids`` is counted there are no ids, and labels only where
+    the data set gives one a position: ``labels[i]`` is what position i predicts.
     """
 
     first_label_counts: bool = False
@@ -74,8 +75,13 @@ class Collator:
     def __call__(self, samples: Sequence[Sample], shape: PlannedShape, fields: Fields) -> Collated:
         """Collate samples that are, after any cut, as long as planned, and have the run's fields."""
         if self.pad_sample is not None:
-            samples = [pad_on_the_right(self.pad_sample, sample, shape.padded_seqlen) for sample in samples]
+            samples = [
+                pad_on_the_right(self.pad_sample, sample, shape.padded_seqlen, fields.length_field)
+                for sample in samples
+            ]
         place = _Packed(shape) if shape.layout == "packed" else _Padded(shape)
+        if not fields.counts_ids:
+            return self._features(samples, shape, place, fields)
         # (2, B, S): in one piece, since glibc gives several large ones back to the kernel after every batch
         ids, labels = np.empty((2, *shape.size), np.int64)
         place.fill(ids, [sample["input_ids"] for sample in samples], fields.pad_value("input_ids"))
@@ -85,15 +91,46 @@ class Collator:
             "labels": torch.from_numpy(labels),
             "position_ids": torch.from_numpy(place.positions()),
             **place.tensors(),
+            **self._further(samples, shape, place, fields),
         }
+        labels_from: LabelsFrom = "dataset" if fields.has_labels else "input_ids"
+        return Collated(tensors, num_loss_tokens, labels_from, place.num_tokens - len(samples))
+
+    def _features(
+        self, samples: Sequence[Sample], shape: PlannedShape, place: "_Packed | _Padded", fields: Fields
+    ) -> Collated:
+        """Collate samples that are no token ids; labels, where they have one a position, are not shifted."""
+        tensors = {
+            **self._further(samples, shape, place, fields),
+            "position_ids": torch.from_numpy(place.positions()),
+            **place.tensors(),
+        }
+        if not fields.has_labels:
+            if shape.is_filler:
+                raise ConfigError(
+                    f"a micro-batch is a filler, whose labels must all be {IGNORE_INDEX}, and the samples "
+                    f"have none for each of their {fields.length_field}; plan with --remainder drop or fill"
+                )
+            return Collated(tensors, 0, None)
+        labels = np.full(shape.size, IGNORE_INDEX, np.int64)
+        if not shape.is_filler:
+            place.fill(labels, [sample[LABELS] for sample in samples], IGNORE_INDEX)
+        tensors[LABELS] = torch.from_numpy(labels)
+        num_loss_tokens = int(np.count_nonzero(labels != IGNORE_INDEX))
+        return Collated(tensors, num_loss_tokens, "dataset", place.num_tokens)
+
+    def _further(
+        self, samples: Sequence[Sample], shape: PlannedShape, place: "_Packed | _Padded", fields: Fields
+    ) -> dict[str, Any]:
+        """Return the fields that are neither ids that are counted nor labels."""
+        tensors: dict[str, Any] = {}
         for field in fields.aligned:
             out = empty(shape.size, field)
             place.fill(out, [sample[field.name] for sample in samples], fields.pad_value(field.name))
             tensors[field.name] = torch.as_tensor(out)
         for name in fields.listed:
             tensors[name] = [sample[name] for sample in samples]
-        labels_from: LabelsFrom = "dataset" if fields.has_labels else "input_ids"
-        return Collated(tensors, num_loss_tokens, labels_from, place.num_tokens - len(samples))
+        return tensors
 
     def _make_labels(
         self,
@@ -241,22 +278,24 @@ class _Packed:
         labels.put(self._edges[:-1], IGNORE_INDEX)
 
 
-def pad_on_the_right(pad_sample: Callable[[Sample, int], Sample], sample: Sample, length: int) -> Sample:
+def pad_on_the_right(
+    pad_sample: Callable[[Sample, int], Sample], sample: Sample, length: int, length_field: str
+) -> Sample:
     """Let a user's function pad a sample.
 
     Raises:
         ConfigError: It did not, or put the padding elsewhere, where labels and mask would not look for it.
     """
     padded = pad_sample(sample, length)
-    found = num_values(padded.get("input_ids")) if isinstance(padded, Mapping) else None
+    found = num_values(padded.get(length_field)) if isinstance(padded, Mapping) else None
     if found != length:
-        what = type(padded).__name__ if found is None else f"{found:,} input_ids"
+        what = type(padded).__name__ if found is None else f"{found:,} {length_field}"
         raise ConfigError(
             f"sample_padding_fn returned {what} where {length:,} positions were asked for; let it return the "
-            "sample's mapping with input_ids of that length"
+            f"sample's mapping with {length_field} of that length"
         )
-    tokens = np.asarray(sample["input_ids"])
-    if not np.array_equal(np.asarray(padded["input_ids"])[: len(tokens)], tokens):
+    tokens = np.asarray(sample[length_field])
+    if not np.array_equal(np.asarray(padded[length_field])[: len(tokens)], tokens):
         raise ConfigError(
             f"sample_padding_fn moved the {len(tokens):,} tokens of a sample from its row's head; let it "
             "pad on the right, where the loader's labels, mask and positions expect the padding"

@@ -45,6 +45,8 @@ class Field(NamedTuple):
 class Fields:
     """The fields of a run.
 
+    The length field is what a sample's length is counted of: ``input_ids``, or what the user says instead,
+    such as features of shape ``(frames, bins)``, beside which labels may be of another length.
     ``input_ids`` and ``labels`` are integers, one a token, and are delivered as int64. A further field is
     aligned if it was named so, or, where nothing was named, if it has one value a token in every sample of
     the first micro-batch. It then has the type and trailing shape of the first sample. Values of a smaller
@@ -52,14 +54,20 @@ class Fields:
     """
 
     def __init__(
-        self, *, token_fields: Collection[str] | None = None, pad_values: Mapping[str, float] | None = None
+        self,
+        *,
+        length_field: str = INPUT_IDS,
+        token_fields: Collection[str] | None = None,
+        pad_values: Mapping[str, float] | None = None,
     ) -> None:
         """Note what the user says of them.
 
         Args:
+            length_field: The one whose first dimension is the sample's length.
             token_fields: Those besides ``labels`` with one value a token; None: to be found out.
             pad_values: Field → what padding holds; 0 where not named.
         """
+        self.length_field = length_field
         self._token_fields = None if token_fields is None else frozenset(token_fields)
         self._pad_values = dict(pad_values or {})
         if not float(self.pad_value(INPUT_IDS)).is_integer():
@@ -69,11 +77,11 @@ class Fields:
         self._names: frozenset[str] | None = None
         self._first_sample = 0
         self.has_labels = False
-        """The data set gives labels."""
+        """The data set gives labels, one a token."""
         self.signature: tuple[Any, ...] | None = None
         """What the fields are, to be compared between processes; None: only ``input_ids``."""
         self.aligned: tuple[Field, ...] = ()
-        """Those with one value a token, in the data set's order; neither ids nor labels."""
+        """Those with one value a token, in the data set's order; neither ids that are counted nor labels."""
         self.listed: tuple[str, ...] = ()
         """Those with one item a sample."""
         self._checked: tuple[str, ...] = ()
@@ -87,11 +95,19 @@ class Fields:
     @property
     def cut(self) -> frozenset[str]:
         """What is cut where a sample is."""
-        return frozenset([INPUT_IDS, LABELS, *self._checked, *(field.name for field in self.aligned)])
+        labels = (LABELS,) if self.counts_ids or self.has_labels else ()
+        return frozenset(
+            [self.length_field, *labels, *self._checked, *(field.name for field in self.aligned)]
+        )
 
-    def anew(self) -> "Fields":
-        """Return fields that are to be settled, of which the user says the same."""
-        return Fields(token_fields=self._token_fields, pad_values=self._pad_values)
+    @property
+    def counts_ids(self) -> bool:
+        """Samples are token ids, as long as there are of them."""
+        return self.length_field == INPUT_IDS
+
+    def anew(self, length_field: str) -> "Fields":
+        """Return fields that are to be settled, of another length field and else the same."""
+        return Fields(length_field=length_field, token_fields=self._token_fields, pad_values=self._pad_values)
 
     def pad_value(self, name: str) -> float:
         """Return what padding of a field holds."""
@@ -139,16 +155,18 @@ class Fields:
                 "(analyzed with --no-shift, if they are shifted), or rename it"
             )
         aligned, listed, checked = [], [], []
+        self.has_labels = LABELS in first and (self.counts_ids or self._are_aligned(LABELS, samples, seqlens))
         for name in first:
-            if name in (INPUT_IDS, LABELS):
+            if name == LABELS and self.has_labels:
+                continue
+            if name == self.length_field:
+                if not self.counts_ids:
+                    aligned.append(self._field(name, first[name]))
                 continue
             if self._token_fields is not None:
                 is_aligned = name in self._token_fields
             else:
-                is_aligned = name not in _REPLACED and all(
-                    num_values(sample.get(name)) == seqlen
-                    for sample, seqlen in zip(samples, seqlens, strict=True)
-                )
+                is_aligned = name not in _REPLACED and self._are_aligned(name, samples, seqlens)
             if is_aligned:
                 require_aligned(name, first[name], sample_id, seqlens[0])
                 aligned.append(self._field(name, first[name]))
@@ -158,11 +176,16 @@ class Fields:
                 listed.append(name)
         self.aligned, self.listed, self._checked = tuple(aligned), tuple(listed), tuple(checked)
         self._first_sample = sample_id
-        self.has_labels = LABELS in first
-        if len(first) > 1:
+        if len(first) > 1 or not self.counts_ids:
             kinds = ((field.name, str(field.dtype), field.trailing) for field in self.aligned)
             self.signature = (*sorted(first), *kinds)
         return frozenset(first)
+
+    @staticmethod
+    def _are_aligned(name: str, samples: Sequence[Sample], seqlens: Sequence[int]) -> bool:
+        return all(
+            num_values(sample.get(name)) == seqlen for sample, seqlen in zip(samples, seqlens, strict=True)
+        )
 
     def _field(self, name: str, values: Any) -> Field:
         dtype = values.dtype if isinstance(values, torch.Tensor) else np.asarray(values).dtype
@@ -264,7 +287,7 @@ def first_that_does_not_fit(
 ) -> str | None:
     """Say which sample has a field that does not go into one tensor with the others'."""
     for sample_id, sample in zip(sample_ids.tolist(), samples, strict=True):
-        for name in (INPUT_IDS, *([LABELS] if fields.has_labels else [])):
+        for name in (*([INPUT_IDS] if fields.counts_ids else []), *([LABELS] if fields.has_labels else [])):
             kind, trailing = _kind(sample[name])
             if kind not in "iu" or trailing:
                 return (

@@ -87,11 +87,15 @@ def collate_packed_members(
     """
     sample_ids = np.repeat(planned.sample_ids, len(members))
     pieces = [
-        _member(sample, member, sample_id)
+        _member(sample, member, sample_id, fields.length_field)
         for sample, sample_id in zip(samples, planned.sample_ids.tolist(), strict=True)
         for member in members
     ]
-    seqlens = np.array(list(map(num_tokens, pieces, sample_ids.tolist())), np.int32)
+    lengths = (
+        num_tokens(piece, sample_id, fields.length_field)
+        for piece, sample_id in zip(pieces, sample_ids.tolist(), strict=True)
+    )
+    seqlens = np.fromiter(lengths, np.int32, len(pieces))
     # (samples · members,) -> (samples, members)
     found = seqlens.reshape(-1, len(members)).sum(axis=1)
     if (wrong := np.flatnonzero(found != planned.seqlens)).size:
@@ -139,10 +143,16 @@ def collate_members(
     batches: dict[str, Any] = {}
     sample_ids = planned.sample_ids.tolist()
     for metric, padded_seqlen in planned.padded_seqlens.items():
+        length_field = fields[metric].length_field
         members = [
-            _member(sample, metric, sample_id) for sample, sample_id in zip(samples, sample_ids, strict=True)
+            _member(sample, metric, sample_id, length_field)
+            for sample, sample_id in zip(samples, sample_ids, strict=True)
         ]
-        seqlens = np.array(list(map(num_tokens, members, sample_ids)), np.int32)
+        lengths = (
+            num_tokens(member, sample_id, length_field)
+            for member, sample_id in zip(members, sample_ids, strict=True)
+        )
+        seqlens = np.fromiter(lengths, np.int32, len(members))
         if metric == counted and (wrong := np.flatnonzero(seqlens != planned.seqlens)).size:
             at = int(wrong[0])
             sample_id, found, expected = sample_ids[at], int(seqlens[at]), int(planned.seqlens[at])
@@ -176,12 +186,12 @@ def collate_members(
     return Collated(batches, collated.num_loss_tokens, collated.labels_from)
 
 
-def _member(sample: Any, metric: str, sample_id: int) -> Mapping[str, Any]:
+def _member(sample: Any, metric: str, sample_id: int, length_field: str) -> Mapping[str, Any]:
     try:
         member = sample[metric]
     except (KeyError, TypeError, IndexError):
         raise SourceError(
             f"sample {sample_id} has no {metric}, which the plan has a budget for; the data set must return "
-            f"a mapping with {metric}: token ids, or a mapping with input_ids"
+            f"a mapping with {metric}: {length_field}, or a mapping with {length_field}"
         ) from None
-    return member if isinstance(member, Mapping) else {"input_ids": member}
+    return member if isinstance(member, Mapping) else {length_field: member}

@@ -8,7 +8,7 @@ import torch.utils.data
 
 from packer.errors import ConfigError, LengthMismatchError, PackerError, SourceChangedError, SourceError
 from packer.plan import MicroBatch, Plan
-from packer.runtime.batches.fields import Fields, Sample
+from packer.runtime.batches.fields import INPUT_IDS, Fields, Sample
 from packer.runtime.batches.rows import reads_microbatches
 
 
@@ -106,26 +106,32 @@ def read_pieces(dataset: Any, planned: MicroBatch, fields: Fields) -> Sequence[S
     if planned.starts is None:
         samples = read_samples(dataset, sample_ids)
         try:
-            found = [len(sample["input_ids"]) for sample in samples]
+            found = [len(sample[fields.length_field]) for sample in samples]
         except (KeyError, TypeError, IndexError):
             found = [
-                num_tokens(sample, sample_id) for sample, sample_id in zip(samples, sample_ids, strict=True)
+                num_tokens(sample, sample_id, fields.length_field)
+                for sample, sample_id in zip(samples, sample_ids, strict=True)
             ]
         if found != seqlens:
             wrong = next(index for index, seqlen in enumerate(seqlens) if found[index] != seqlen)
-            require_one_dimension(samples[wrong], sample_ids[wrong])
+            if fields.counts_ids:
+                require_one_dimension(samples[wrong], sample_ids[wrong])
             raise LengthMismatchError(length_mismatch(sample_ids[wrong], found[wrong], seqlens[wrong], None))
         fields.hold(samples, planned.sample_ids, seqlens)
         return samples
     starts = planned.starts.tolist()
     if not hasattr(dataset, "read_slice"):
         samples = read_samples(dataset, sample_ids)
-        whole = [num_tokens(sample, sample_id) for sample, sample_id in zip(samples, sample_ids, strict=True)]
+        whole = [
+            num_tokens(sample, sample_id, fields.length_field)
+            for sample, sample_id in zip(samples, sample_ids, strict=True)
+        ]
         for sample, sample_id, found_tokens, start, seqlen in zip(
             samples, sample_ids, whole, starts, seqlens, strict=True
         ):
             if found_tokens < start + seqlen:
-                require_one_dimension(sample, sample_id)
+                if fields.counts_ids:
+                    require_one_dimension(sample, sample_id)
                 raise LengthMismatchError(length_mismatch(sample_id, found_tokens, seqlen, start))
         fields.hold(samples, planned.sample_ids, whole)
         cut = fields.cut
@@ -136,9 +142,10 @@ def read_pieces(dataset: Any, planned: MicroBatch, fields: Fields) -> Sequence[S
     pieces = []
     for sample_id, start, seqlen in zip(sample_ids, starts, seqlens, strict=True):
         piece = read_slice(dataset, sample_id, start, start + seqlen)
-        num_found = num_tokens(piece, sample_id)
+        num_found = num_tokens(piece, sample_id, fields.length_field)
         if num_found != seqlen:
-            require_one_dimension(piece, sample_id)
+            if fields.counts_ids:
+                require_one_dimension(piece, sample_id)
             raise LengthMismatchError(length_mismatch(sample_id, start + num_found, seqlen, start))
         pieces.append(piece)
     fields.hold(pieces, planned.sample_ids, seqlens)
@@ -160,24 +167,27 @@ def require_one_dimension(sample: Sample, sample_id: int) -> None:
         )
 
 
-def num_tokens(sample: Any, sample_id: int) -> int:
+def num_tokens(sample: Any, sample_id: int, length_field: str = INPUT_IDS) -> int:
     """Return a sample's length.
 
     Raises:
-        SourceError: It is no mapping with ``input_ids``.
+        SourceError: It is no mapping with the field that is counted.
     """
     try:
-        return len(sample["input_ids"])
+        return len(sample[length_field])
     except (KeyError, TypeError, IndexError):
-        if isinstance(sample, Mapping) and "input_ids" in sample:
+        one = "one integer a token" if length_field == INPUT_IDS else "an array, its first axis the length"
+        if isinstance(sample, Mapping) and length_field in sample:
             raise SourceError(
-                f"input_ids of sample {sample_id} is a {type(sample['input_ids']).__name__}; the data set "
-                "must return one integer a token"
+                f"{length_field} of sample {sample_id} is a {type(sample[length_field]).__name__}; the data "
+                f"set must return {one}"
             ) from None
         fields = f"its fields are {', '.join(map(str, sample))}" if isinstance(sample, Mapping) else ""
         raise SourceError(
             f"sample {sample_id} is a {type(sample).__name__} without "
-            f"input_ids{'; ' if fields else ''}{fields}; the data set must return a mapping with input_ids"
+            f"{length_field}{'; ' if fields else ''}{fields}; the data set must return a mapping with "
+            f"{length_field}"
+            + ("" if length_field != INPUT_IDS else ", or length_field= must name what is counted instead")
         ) from None
 
 

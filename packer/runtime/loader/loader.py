@@ -11,7 +11,7 @@ from packer.errors import ConfigError, PlanError
 from packer.plan import Epoch, Plan, load_plan
 from packer.runtime.batches.batch import Batch, StepInfo
 from packer.runtime.batches.collate import Collator
-from packer.runtime.batches.fields import Fields, Sample
+from packer.runtime.batches.fields import INPUT_IDS, Fields, Sample
 from packer.runtime.batches.pairs import packed_members
 from packer.runtime.batches.pieces import require_dataset
 from packer.runtime.batches.segments import Segments
@@ -61,6 +61,7 @@ class PlanLoader:
         device: torch.device | str | int | None = None,
         pad_values: Mapping[str, float] | None = None,
         token_fields: Collection[str] | None = None,
+        length_field: str | Mapping[str, str] | None = None,
         sample_padding_fn: Callable[[Sample, int], Sample] | None = None,
         collate: UserCollate | None = None,
         seed: int = 0,
@@ -100,6 +101,9 @@ class PlanLoader:
             pad_values: Field → what padding holds; 0 where not named. Labels are padded with −100.
             token_fields: Fields with one value a token; default: those whose first dimension is the sample's
                 length.
+            length_field: What the plan's lengths are counted of, where that is not ``input_ids``: a field
+                of features of shape ``(length, …)``, and no ids are needed. Default: what the data set names
+                so. Of pairs ``{metric: field}`` for the members that are no ids.
             sample_padding_fn: ``(sample, length)`` → the sample, padded; padded layout only.
             collate: ``(samples, shape)`` → mapping of tensors, instead of our own collation.
             seed: Of the random numbers that the data set or ``collate`` draws; see `Randomness`.
@@ -140,6 +144,12 @@ class PlanLoader:
                 "read slices; leave them out, or give the data set's fields the shape that the model wants"
             )
         self._plans_pairs = isinstance(plan.config.get("max_tokens"), Mapping)
+        length_field = length_field or getattr(dataset, "length_field", None) or INPUT_IDS
+        _check_length_field(length_field, plan, self._at.sp_size)
+        counts_ids = self._plans_pairs or length_field == INPUT_IDS
+        self._knows_loss_tokens = not self._plans_pairs and (
+            counts_ids or plan.header["loss_tokens"] == "labels"
+        )
         if self._at.sp_size > 1 and (self._plans_pairs or packed_members(plan)):
             raise ConfigError("pairs of sequences are not sliced; run their plan with sp_size=1")
         self.grad_accum = grad_accum_for(self._at.dp_size, plan.dp_size, plan.grad_accum)
@@ -167,7 +177,12 @@ class PlanLoader:
                 pad_sample=sample_padding_fn,
             ),
             slicing=Slicing(shard=shard, ragged=ragged),
-            fields=Fields(token_fields=token_fields, pad_values=pad_values),
+            fields=Fields(
+                length_field=length_field if isinstance(length_field, str) else INPUT_IDS,
+                token_fields=token_fields,
+                pad_values=pad_values,
+            ),
+            length_fields=length_field if isinstance(length_field, Mapping) else None,
             randomness=self._randomness,
             user_collate=collate,
             segments=Segments.of(plan, pad_cu_seqlens) if pad_cu_seqlens else None,
@@ -367,8 +382,33 @@ class PlanLoader:
         return open_epoch(self.plan, epoch, largest_first=self._largest_first)
 
     def _step_info(self, rows: Epoch | LargestFirst, epoch: int, step: int) -> StepInfo:
-        # The lengths that a plan of pairs counts are the sources', and the loss is over the targets.
-        return StepInfo.from_row(epoch, step, rows.step(step), knows_loss_tokens=not self._plans_pairs)
+        # The lengths that a plan of pairs counts are the sources', and the loss is over the targets; and of
+        # features without labels, nobody knows what predicts what.
+        return StepInfo.from_row(epoch, step, rows.step(step), knows_loss_tokens=self._knows_loss_tokens)
+
+
+def _check_length_field(length_field: str | Mapping[str, str], plan: Plan, sp_size: int) -> None:
+    """Refuse a length field that has no meaning for a plan.
+
+    Raises:
+        ConfigError: One for pairs, or metrics that the plan has not; or features that are to be sliced.
+    """
+    budgets = plan.config["max_tokens"]
+    if isinstance(length_field, Mapping):
+        members = tuple(budgets) if isinstance(budgets, Mapping) else ()
+        foreign = [metric for metric in length_field if metric not in members]
+        if foreign:
+            has = f"has budgets for {', '.join(members)}" if members else "has one budget; name one field"
+            raise ConfigError(f"length_field names {foreign[0]}, and the plan {has}")
+    elif length_field != INPUT_IDS and isinstance(budgets, Mapping):
+        raise ConfigError(
+            f"length_field={length_field!r} does not say of which of {', '.join(budgets)}; give a mapping "
+            "{metric: field}"
+        )
+    elif length_field != INPUT_IDS and sp_size > 1:
+        raise ConfigError(
+            f"slices of rows are of token ids, and this run counts {length_field}; run with sp_size=1"
+        )
 
 
 class FlatView:

@@ -18,7 +18,7 @@ from packer.runtime.batches.collate import (
     collate_alike,
     pad_on_the_right,
 )
-from packer.runtime.batches.fields import IGNORE_INDEX, LABELS, Fields
+from packer.runtime.batches.fields import IGNORE_INDEX, INPUT_IDS, LABELS, Fields
 from packer.runtime.batches.pairs import (
     collate_members,
     collate_packed_members,
@@ -65,6 +65,7 @@ class MicroBatchReader:
         slicing: Slicing,
         fields: Fields,
         randomness: Randomness,
+        length_fields: Mapping[str, str] | None = None,
         user_collate: UserCollate | None = None,
         segments: Segments | None = None,
         largest_first: bool = False,
@@ -82,7 +83,9 @@ class MicroBatchReader:
         budgets = plan.config["max_tokens"]
         members = tuple(budgets) if isinstance(budgets, Mapping) else ()
         self._fields = fields
-        self._fields_of = {metric: fields.anew() for metric in members}
+        self._fields_of = {
+            metric: fields.anew((length_fields or {}).get(metric, INPUT_IDS)) for metric in members
+        }
         self._counted_member = counted_member(plan)
         self._packed_members = packed_members(plan)
         self._counts_every_token = not members and plan.header.get("loss_tokens") == _FROM_SEQLENS
@@ -251,7 +254,10 @@ class MicroBatchReader:
             samples = read_pieces(dataset, planned, self._fields)
         if self._collator.pad_sample is not None:
             samples = [
-                pad_on_the_right(self._collator.pad_sample, sample, shape.padded_seqlen) for sample in samples
+                pad_on_the_right(
+                    self._collator.pad_sample, sample, shape.padded_seqlen, self._fields.length_field
+                )
+                for sample in samples
             ]
         if planned.is_filler:
             samples = [_without_labels(sample) for sample in samples]
