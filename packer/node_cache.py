@@ -59,7 +59,11 @@ class NodeCache:
         self._folder = folder
         self._limit = limit
         self._added = 0
-        self._is_usable = limit > 0 and _is_own_folder(folder)
+
+    @property
+    def _is_usable(self) -> bool:
+        """Whether there is such a folder now: what lies among temporary files may be cleared away."""
+        return self._limit > 0 and _is_own_folder(self._folder)
 
     @property
     def limit(self) -> int:
@@ -177,9 +181,8 @@ class NodeCache:
         kept = sum(size for _, size, _ in entries)
         limit = min(self._limit, kept + self._room())
         for _, size, path in entries:
-            if path.name.startswith("."):  # of a process that is no more
-                _remove(path)
-            elif kept > limit and not _is_held(path):
+            is_left_behind = path.name.startswith(".")  # by a process that is no more
+            if is_left_behind or (kept > limit and not _is_held(path)):
                 _remove(path)
             else:
                 continue

@@ -100,7 +100,9 @@ class Location:
             if self.is_remote:
                 return content_key(self.path, info(self.path))
             status = os.stat(self.path)
-            facts = {name: getattr(status, f"st_{name}") for name in ("dev", "ino", "size", "mtime_ns", "ctime_ns")}
+            facts = {
+                name: getattr(status, f"st_{name}") for name in ("dev", "ino", "size", "mtime_ns", "ctime_ns")
+            }
             return content_key(os.path.realpath(self.path), facts)
 
     def open(self) -> BinaryIO:

@@ -165,7 +165,7 @@ class ParquetPart(Part):
         return [batch for batch in taken if batch is not None]
 
     def _fetched(self, groups: list[int], columns: Columns, cache: BatchCache) -> Iterator[int]:
-        """Yield row groups; of a remote file, those that fit into `FETCH_BYTES` are fetched at once before."""
+        """Yield row groups; of a remote file, those that `FETCH_BYTES` hold are fetched at once before."""
         if not self.location.is_remote:
             yield from groups
             return

@@ -28,9 +28,11 @@ WASTE = 16
 """Ranges are joined to one request as long as at most one byte in so many was not asked for."""
 
 KEPT_BYTES = 64 << 10
-"""Smaller ranges are single rows, which an epoch reads once: they are not worth a file of the node's cache."""
+"""Smaller ranges are single rows, which an epoch reads once: not worth a file of the node's cache."""
 
-_VALIDATORS = re.compile(r"e-?tag|md5|modified|mtime|created|generation|version|digest|checksum", re.IGNORECASE)
+_VALIDATORS = re.compile(
+    r"e-?tag|md5|modified|mtime|created|generation|version|digest|checksum", re.IGNORECASE
+)
 
 
 def file_system(url: str) -> tuple[Any, str]:
@@ -147,8 +149,8 @@ def _fetch_blocks(url: str, blocks: list[Range]) -> list[bytes]:
 def _as_asked(url: str, block: Range, piece: bytes) -> bytes:
     if len(piece) > block[1] - block[0]:
         raise SourceError(
-            f"{url}: its server sends the whole file where a part is asked for; name a copy on this machine, or "
-            "serve it with support for ranges"
+            f"{url}: its server sends the whole file where a part is asked for; name a copy on this machine, "
+            "or serve it with support for ranges"
         )
     return piece
 
@@ -302,7 +304,6 @@ def _status(error: BaseException) -> int | None:
 
 
 def _delays() -> list[float]:
-    """Return how long to wait after each attempt but the last; the run's own random numbers stay as they are."""
-    draw = random.SystemRandom()
+    """Return how long to wait after each attempt but the last."""
+    draw = random.SystemRandom()  # the run's own random numbers stay as they are
     return [FIRST_DELAY_SECONDS * 2**attempt * draw.uniform(0.5, 1.0) for attempt in range(ATTEMPTS - 1)]
-
