@@ -88,6 +88,7 @@ def test_what_a_killed_process_left_is_swept_away(cache, tmp_path):
     ended = subprocess.run([sys.executable, "-c", "import os; print(os.getpid())"], capture_output=True)
     left = tmp_path / "node" / f".{KEY}.{int(ended.stdout)}.partial"
     mine = tmp_path / "node" / f".{key_of(0)}.{os.getpid()}.partial"
+    assert cache.limit  # which makes the folder
     for partial in (left, mine):
         partial.write_bytes(b"half")
     cache.keep_block(OTHER, bytes(1020))

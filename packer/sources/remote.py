@@ -285,7 +285,7 @@ def first_line(error: BaseException) -> str:
     return text.splitlines()[0] if text else type(error).__name__
 
 
-_CONNECTION = re.compile(r"Connect|Timeout|Offline|Payload|Incomplete|ServiceRe(quest|sponse)Error")
+_CONNECTION = re.compile(r"[Cc]onnect|Timeout|Offline|Payload|Incomplete|ServiceRe(quest|sponse)Error")
 """In the names of exceptions of aiohttp, botocore, httpx and Azure's client."""
 
 
