@@ -1,12 +1,13 @@
 """A map-style data set over a source: sample id in, token ids out, as many as were measured."""
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 
 from packer.errors import ConfigError, SourceError
 from packer.samples.definition import LengthDefinition
@@ -16,6 +17,7 @@ from packer.samples.ragged import RowError
 from packer.samples.tokens import encode, values_of_row
 from packer.samples.tolerance import apply_to_readable
 from packer.sources import Columns, Source, take_column, without_rows
+from packer.sources.rereading import Rereading, play
 from packer.wording import counted
 
 Sample = dict[str, Any]
@@ -68,6 +70,14 @@ class Dataset:
     def __getitems__(self, sample_ids: Sequence[int]) -> list[Sample]:
         """Return several samples, in the order asked for; a row group that they share is read once."""
         return self._read(sample_ids, 0, None)
+
+    def rereading(self, microbatches: Iterable[NDArray[np.integer]]) -> Rereading | None:
+        """Return what an order of reads costs one process; see `packer.sources.rereading.play`."""
+        if self._process != os.getpid():
+            self._source.close()
+            self._process = os.getpid()
+        blocks = self._source.block_sizes(list(self._columns))
+        return play(microbatches, blocks, self._source.cache_bytes)
 
     def read_slice(self, sample_id: int, start: int, stop: int) -> Sample:
         """Return tokens ``[start, stop)`` of a sample, its further fields cut alike.

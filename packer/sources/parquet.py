@@ -19,6 +19,9 @@ from packer.sources.location import Location, reading
 from packer.sources.part import BATCH_BYTES, BATCH_ROWS, Columns, Part, Unit, cut_pieces
 from packer.sources.remote import Range, RemoteFile
 
+_NARROW = ("INT32", "FLOAT", "BYTE_ARRAY")
+"""Types of which a value takes four bytes, or an offset does."""
+
 FETCH_BYTES = 64 << 20
 """Of remote row groups that are fetched at once, about: they are held as stored until they are decoded."""
 
@@ -234,6 +237,17 @@ class ParquetPart(Part):
             for leaf, path in enumerate(paths)
             if any(path == root or path.startswith(f"{root}.") for root in roots)
         ]
+
+    def whole_blocks(self, columns: Sequence[str]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Return the row groups: a row is decoded with its group."""
+        leaves = self._leaves(columns) or range(self._metadata.num_columns)
+        num_bytes = np.zeros(len(self._group_rows), np.int64)
+        for group in range(len(num_bytes)):
+            for chunk in (self._metadata.row_group(group).column(leaf) for leaf in leaves):
+                width = 4 if chunk.physical_type in _NARROW else 8
+                letters = chunk.total_uncompressed_size if chunk.physical_type == "BYTE_ARRAY" else 0
+                num_bytes[group] += width * chunk.num_values + letters
+        return self._group_rows, num_bytes
 
     def _batch_rows(self, group: int, columns: Sequence[str]) -> int:
         """Return how many rows to decode at a time: texts stay near `BATCH_BYTES`, numbers near theirs."""

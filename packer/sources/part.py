@@ -78,6 +78,14 @@ class Part(ABC):
     def units(self, part: int, columns: Sequence[str], target_bytes: int) -> list[Unit]:
         """Cut the file into units of about ``target_bytes`` of the named columns, never within a row."""
 
+    def whole_blocks(self, columns: Sequence[str]) -> tuple[NDArray[np.int64], NDArray[np.int64]] | None:
+        """Return rows and decoded bytes of the blocks that a row is read with, (B,) each; None: alone.
+
+        Args:
+            columns: the columns that will be read; all, if none is named.
+        """
+        return None
+
     @abstractmethod
     def read(self, unit: Unit, columns: Columns) -> Iterator[pa.RecordBatch]:
         """Yield the unit's rows in order, in batches of bounded size that hold at least ``columns``."""

@@ -9,9 +9,10 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import ArrayLike, NDArray
 
-from packer.sources.cache import BatchCache
+from packer.sources.cache import CACHE_BYTES, BatchCache
 from packer.sources.columns import find_field
 from packer.sources.part import UNIT_BYTES, Columns, OnError, Part, Unit
+from packer.sources.rereading import BlockSizes
 
 MAX_OPEN_FILES = 128
 
@@ -22,14 +23,20 @@ class Source:
     Made by `open_source`. Pickles as its paths, so a worker opens the files itself.
     """
 
-    def __init__(self, parts: Sequence[Part]) -> None:
+    def __init__(self, parts: Sequence[Part], cache_bytes: int = CACHE_BYTES) -> None:
         self.parts = tuple(parts)
-        self._cache = BatchCache()
+        self.cache_bytes = cache_bytes
+        """What each process keeps of blocks that were costly to read, about."""
+        self._cache = BatchCache(cache_bytes)
         self._used: OrderedDict[int, None] = OrderedDict()
 
     def tolerating(self, on_error: OnError) -> "Source":
         """Return the same rows; of those that cannot be read, ``on_error`` says what becomes."""
-        return Source([part.tolerating(on_error) for part in self.parts])
+        return Source([part.tolerating(on_error) for part in self.parts], self.cache_bytes)
+
+    def keeping(self, cache_bytes: int) -> "Source":
+        """Return the same rows, with another cache."""
+        return Source(self.parts, cache_bytes)
 
     @property
     def files(self) -> list[str]:
@@ -83,6 +90,24 @@ class Source:
         """
         yield from self._opened(unit.part).read(unit, columns)
 
+    def block_sizes(self, columns: Sequence[str] = ()) -> BlockSizes:
+        """Return the blocks that a row at random is read with.
+
+        A file whose rows are read alone is one of 0 bytes.
+
+        Args:
+            columns: the columns that will be read; all, if none is named.
+        """
+        rows: list[NDArray[np.int64]] = []
+        num_bytes: list[NDArray[np.int64]] = []
+        for number, part in enumerate(self.parts):
+            alone = np.array([part.num_rows], np.int64), np.zeros(1, np.int64)
+            sizes = self._opened(number).whole_blocks(columns)
+            for found, of_part in zip((rows, num_bytes), alone if sizes is None else sizes, strict=True):
+                found.append(of_part)
+        num_rows = np.concatenate(rows)
+        return BlockSizes(np.cumsum(num_rows) - num_rows, num_rows, np.concatenate(num_bytes))
+
     def share_read(self, unit: Unit, num_rows: int) -> float:
         """Return about how much of a unit is read, 0 to 1, once ``num_rows`` of its rows are."""
         return self.parts[unit.part].share_read(unit, num_rows)
@@ -126,8 +151,8 @@ class Source:
             part.close()
         self._used.clear()
 
-    def __reduce__(self) -> tuple[type["Source"], tuple[tuple[Part, ...]]]:
-        return Source, (self.parts,)
+    def __reduce__(self) -> tuple[type["Source"], tuple[tuple[Part, ...], int]]:
+        return Source, (self.parts, self.cache_bytes)
 
     def _opened(self, number: int) -> Part:
         """Return a file, after closing the one that was used least recently if too many are open."""

@@ -143,7 +143,7 @@ class ProxyHandler(BaseHTTPRequestHandler):
         for name, value in response.getheaders():
             if name.lower() not in ("transfer-encoding", "connection", "date", "server", "content-length"):
                 self.send_header(name, value)
-        told = response.getheader("Content-Length") if self.command == "HEAD" else len(content)
+        told = response.getheader("Content-Length", 0) if self.command == "HEAD" else len(content)
         self.send_header("Content-Length", str(told))
         self.end_headers()
         if is_part:
