@@ -1,5 +1,6 @@
 """Record batches that were costly to make, kept up to a number of bytes: least recently used go first."""
 
+import threading
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
 
@@ -17,6 +18,7 @@ class BatchCache:
         self._limit = limit
         self._held: OrderedDict[Hashable, tuple[list[pa.RecordBatch], int]] = OrderedDict()
         self._num_bytes = 0
+        self._lock = threading.Lock()  # files of several servers are read by a thread each
 
     @property
     def limit(self) -> int:
@@ -36,16 +38,18 @@ class BatchCache:
             make: makes them.
             are_views: their values lie in a mapped file, and take no memory that could be given back.
         """
-        if key in self._held:
-            self._held.move_to_end(key)
-            return self._held[key][0]
+        with self._lock:
+            if key in self._held:
+                self._held.move_to_end(key)
+                return self._held[key][0]
         batches = make()
         size = VIEW_BYTES * len(batches) if are_views else _size_of(batches)
-        self._held[key] = batches, size
-        self._num_bytes += size
-        while self._num_bytes > self._limit and len(self._held) > 1:
-            _, (_, oldest) = self._held.popitem(last=False)
-            self._num_bytes -= oldest
+        with self._lock:
+            self._held[key] = batches, size
+            self._num_bytes += size
+            while self._num_bytes > self._limit and len(self._held) > 1:
+                _, (_, oldest) = self._held.popitem(last=False)
+                self._num_bytes -= oldest
         return batches
 
 

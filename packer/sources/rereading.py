@@ -56,8 +56,8 @@ class Rereading(NamedTuple):
         """Return what it costs, and the cures with their prices."""
         return (
             f"the data set is read in blocks, and about {self.factor:,.0f} bytes are decoded for each byte "
-            f"that the plan needs: its blocks are {_size(self.num_bytes)} together, the cache of a process holds "
-            f"{_size(self.cache_bytes)}. {_CURES}"
+            f"that the plan needs: its blocks are {_size(self.num_bytes)} together, the cache of a process "
+            f"holds {_size(self.cache_bytes)}. {_CURES}"
         )
 
 

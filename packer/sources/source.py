@@ -2,6 +2,7 @@
 
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
 from typing import Any
 
@@ -15,6 +16,8 @@ from packer.sources.part import UNIT_BYTES, Columns, OnError, Part, Unit
 from packer.sources.rereading import BlockSizes
 
 MAX_OPEN_FILES = 128
+FILES_AT_ONCE = 32
+"""Remote ones, of which rows are asked for at the same time."""
 
 
 class Source:
@@ -138,9 +141,19 @@ class Source:
             return self._opened(0).take(wanted, columns, self._cache)
         owners = np.searchsorted(self.first_rows, wanted, side="right") - 1
         taken: list[pa.RecordBatch | None] = [None] * len(wanted)
-        for owner in np.unique(owners):
-            at = np.flatnonzero(owners == owner)
-            batches = self._opened(int(owner)).take(wanted[at] - self.first_rows[owner], columns, self._cache)
+        of_owner = {int(owner): np.flatnonzero(owners == owner) for owner in np.unique(owners)}
+        parts = {owner: self._opened(owner) for owner in of_owner}
+
+        def take(owner: int) -> list[pa.RecordBatch]:
+            return parts[owner].take(wanted[of_owner[owner]] - self.first_rows[owner], columns, self._cache)
+
+        num_remote = sum(part.location.is_remote for part in parts.values())
+        if num_remote > 1:  # each waits for its server, so they wait together
+            with ThreadPoolExecutor(min(len(parts), FILES_AT_ONCE)) as threads:
+                found = list(threads.map(take, parts))
+        else:
+            found = [take(owner) for owner in parts]
+        for at, batches in zip(of_owner.values(), found, strict=True):
             for position, batch in zip(at, batches, strict=True):
                 taken[position] = batch
         return [batch for batch in taken if batch is not None]

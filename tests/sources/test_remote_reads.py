@@ -3,6 +3,7 @@
 import gzip
 import json
 import pickle
+import threading
 
 import fsspec
 import numpy as np
@@ -264,3 +265,42 @@ def test_a_remote_file_reads_like_any_other(files):
     file.drop()
     file.seek(0)
     assert file.read() == stored
+
+
+def test_rows_of_several_files_are_asked_for_together(files):
+    """One file after the other would take as many round trips as there are files."""
+    memory = fsspec.filesystem("memory")
+    for number in range(4):
+        memory.cp("/counted/j.jsonl", f"/counted/many/{number}.jsonl")
+    dataset = opened(f"{files}/many")
+    waiting = threading.Barrier(4, timeout=10)  # passed only if four requests are under way at once
+    CountedFileSystem.failures += [lambda piece: (waiting.wait(), piece)[1]] * 4
+    ids = [0, len(ROWS) + 5, 3 * len(ROWS) + 1, 2 * len(ROWS)]
+    assert taken(dataset, ids) == [ROWS[0], ROWS[5], ROWS[1], ROWS[0]]
+
+
+def test_a_mapped_arrow_file_takes_no_cache_and_is_validated_once(tmp_path, monkeypatch):
+    """Its pages are the system's to keep, and a full look at a batch takes long."""
+    table = pa.table({"ids": pa.array(ROWS, pa.list_(pa.int64()))})
+    write(tmp_path / "x.arrow", table, "file", rows_per_batch=100)
+    validated = []
+    from packer.sources.arrow import ArrowPart
+
+    original = ArrowPart._checked
+    monkeypatch.setattr(
+        ArrowPart,
+        "_checked",
+        lambda self, batch, columns, *, at_random: (
+            validated.append(at_random) or original(self, batch, columns, at_random=at_random)
+        ),
+    )
+    whole = open_dataset(tmp_path / "x.arrow", definition=DEFINITION, cache_bytes=1 << 20)
+    every = list(range(0, len(ROWS), 100))
+    assert taken(whole, every) == [ROWS[row] for row in every]
+    assert taken(whole, every) == [ROWS[row] for row in every]
+    assert validated == [True] * 40  # 7 MB of values: all are held in 1 MB
+    validated.clear()
+    small = open_dataset(tmp_path / "x.arrow", definition=DEFINITION, cache_bytes=0)
+    taken(small, every)
+    taken(small, every)
+    assert validated == [True] * 40 + [False] * 40
