@@ -11,11 +11,12 @@ from packer.metrics import open_metrics
 from packer.plan import Verified, load_plan, verify_plan
 from packer.wording import counted
 
+from .options import PlanPath
 from .progress import ProgressDisplay
 
 
 @click.command()
-@click.argument("plan", type=click.Path(path_type=Path), metavar="PLAN")
+@click.argument("plan", type=PlanPath(), metavar="PLAN")
 @click.option(
     "--metrics",
     type=click.Path(path_type=Path),
@@ -34,7 +35,7 @@ from .progress import ProgressDisplay
 @click.option("--tokenizer", metavar="FILE|DIR", help="Where the tokenizer is, for --source of texts.")
 @click.option("--json", "as_json", is_flag=True, help="Print the result for machines.")
 def verify(
-    plan: Path,
+    plan: Path | str,
     metrics: Path | None,
     sources: tuple[str, ...],
     measure: int,
@@ -61,7 +62,7 @@ def verify(
     click.echo(json.dumps(result) if as_json else _for_people(plan, checked, measured, has_curriculum))
 
 
-def _for_people(plan: Path, checked: Verified, measured: int, has_curriculum: bool) -> str:
+def _for_people(plan: Path | str, checked: Verified, measured: int, has_curriculum: bool) -> str:
     lines = [
         f"{plan}: every invariant holds",
         f"  {counted(checked.num_files, 'file')} as written; {counted(checked.num_steps, 'step')} in "
