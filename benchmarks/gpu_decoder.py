@@ -107,7 +107,9 @@ def attend(query: Tensor, key: Tensor, value: Tensor, batch: Mapping[str, Any]) 
     if not query.is_cuda:  # torch has no kernel for it there
         lengths = edges.diff().tolist()
         samples = zip(*(tensor.split(lengths, dim=1) for tensor in (query, key, value)), strict=True)
-        return torch.cat([_attend_rows(*sample) for sample in samples], dim=1)
+        # edges of one length have segments of no token at their end
+        attended = [_attend_rows(*sample) for sample, length in zip(samples, lengths, strict=True) if length]
+        return torch.cat(attended, dim=1)
     longest = batch["max_seqlen"]
     return varlen_attn(query[0], key[0], value[0], edges, edges, longest, longest, **_VARLEN_CAUSAL)[None]
 

@@ -146,6 +146,15 @@ ONCE: dict[str, Any] = {"multiple": True, "callback": only_one}
     help="vocab_rarity, or a function of yours as package.module:function. Repeatable.",
 )
 @grouped(
+    METRICS,
+    "--key-column",
+    "key_columns",
+    multiple=True,
+    metavar="NAME",
+    help="Column of texts, integers or binaries: equal values get equal numbers, for plan --no-repeat-key. "
+    "METRIC=NAME names it otherwise. Repeatable.",
+)
+@grouped(
     METRICS, "--curriculum-files", is_flag=True, help="Write the index files of DeepSpeed's curriculum, too."
 )
 @grouped(
@@ -184,6 +193,7 @@ def analyze(
     tokens_columns: tuple[str, ...],
     length_columns: tuple[str, ...],
     completion_columns: tuple[str, ...],
+    key_columns: tuple[str, ...],
     text_template: str | None,
     completion_template: str | None,
     no_shift: bool,
@@ -213,6 +223,7 @@ def analyze(
             completion_column=_columns("--completion-column", completion_columns),
             text_template=_unescaped(text_template),
             completion_template=_unescaped(completion_template),
+            key_columns=_keys(key_columns),
             shift=not no_shift,
             write_tokens=write_tokens,
             progress=partial(_show, display),
@@ -249,6 +260,17 @@ def _columns(option: str, values: tuple[str, ...]) -> str | dict[str, str] | Non
     return named
 
 
+def _keys(values: tuple[str, ...]) -> dict[str, str]:
+    """Each NAME, or METRIC=NAME."""
+    named: dict[str, str] = {}
+    for value in values:
+        metric, _, column = value.partition("=")
+        if metric in named:
+            raise ConfigError(f"--key-column names metric {metric!r} twice; give each column its own")
+        named[metric] = column or metric
+    return named
+
+
 def _unescaped(template: str | None) -> str | None:
     r"""Read ``\n`` and ``\t``, which a shell passes as they are typed, as line end and tab."""
     if template is None:
@@ -268,6 +290,13 @@ def _for_people(result: AnalyzeResult, prefix: Path | None) -> list[str]:
     ]
     width = max(map(len, manifest.metrics))
     for name, summary in manifest.metrics.items():
+        if name in manifest.keys:
+            key = manifest.keys[name]
+            lines.append(
+                f"  {name:<{width}}  key: {counted(key.num_values, 'value')}, the most frequent in "
+                f"{counted(key.max_count, 'sample')}; {key.num_nulls:,} without"
+            )
+            continue
         lines.append(
             f"  {name:<{width}}  min {summary.min:,}, median {summary.median:,}, p99 {summary.p99:,}, "
             f"max {summary.max:,}"
@@ -314,6 +343,7 @@ def _for_machines(result: AnalyzeResult) -> dict[str, Any]:
         "num_empties": manifest.num_empties,
         "num_skipped": manifest.num_skipped,
         "metrics": {name: asdict(summary) for name, summary in manifest.metrics.items()},
+        "keys": {name: asdict(key) for name, key in manifest.keys.items()},
         "definition": manifest.definition,
         "loss": {"tokens": result.num_loss_tokens, "of": result.main.total, "on": result.trained_part},
         "warnings": list(result.warnings),

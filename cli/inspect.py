@@ -17,7 +17,7 @@ from .terminal import print_rich
 @click.command()
 @click.argument("plan", type=PlanPath(), metavar="PLAN")
 @click.option("--step", type=int, metavar="T", help="Show this step, rank by rank.")
-@click.option("--epoch", default=0, show_default=True, metavar="E", help="The epoch of --step.")
+@click.option("--epoch", type=int, metavar="E", help="The epoch of --step.  [default: 0]")
 @click.option("--json", "as_json", is_flag=True, help="Print the figures for machines.")
 @click.option(
     "--html",
@@ -25,7 +25,7 @@ from .terminal import print_rich
     metavar="FILE",
     help="Write a report with pictures: one file that needs no network.",
 )
-def inspect(plan: Path | str, step: int | None, epoch: int, as_json: bool, html: Path | None) -> None:
+def inspect(plan: Path | str, step: int | None, epoch: int | None, as_json: bool, html: Path | None) -> None:
     """Show what a plan does.
 
     Steps, samples and drops, padding, tokens and samples per step along the epochs, how much more the steps
@@ -36,7 +36,9 @@ def inspect(plan: Path | str, step: int | None, epoch: int, as_json: bool, html:
     packer inspect plan --step 12
     packer inspect plan --html report.html
     """  # noqa: D301 (the escape is click's)
-    opened = load_plan(plan)
+    if epoch is not None and step is None:
+        raise click.UsageError("--epoch says whose --step is meant; add --step, or leave it out")
+    opened, epoch = load_plan(plan), epoch or 0
     if html is not None:
         with ProgressDisplay("reading") as progress:
             write_html(opened, html, progress=progress.count)

@@ -18,7 +18,9 @@ _COMMANDS = {
     "inspect": "Show what a plan does: on the terminal, or as a page for a browser.",
     "verify": "Check every invariant of a plan from its files.",
     "compare": "Show what differs between two plans.",
+    "materialize": "Write the samples in the order in which a plan reads them.",
     "export": "Write a plan as DeepSpeed's lists, NumPy arrays or Parquet.",
+    "doctor": "Show versions and the machine, and test kernels and files: for a bug report.",
 }
 
 

@@ -9,9 +9,12 @@ from typing import Any
 
 import click
 
+from packer.metrics import open_metrics
 from packer.plan import Plan
+from packer.plan.rereading import rereading_of
 from packer.planner import PlanConfig, PlanProgress
 from packer.report import summarize, summary_lines
+from packer.sources.rereading import Rereading
 
 from .inputs import parse_max_tokens, read_curriculum, read_sample_ids
 from .options import GroupedCommand, grouped
@@ -108,6 +111,14 @@ FILE = click.Path(path_type=Path)
     metavar="K",
     help="Micro-batches, about, that are sorted together: more of them, less padding, less randomness.",
 )
+@grouped(
+    CHOICE,
+    "--shuffle-blocks",
+    type=int,
+    metavar="K",
+    help="Shuffle the blocks of the files (row groups, record batches, shards), then the samples of K of "
+    "them at a time, so that each is read once.  [default: all samples at once]",
+)
 @grouped(CHOICE, "--filter-min", type=int, metavar="N", help="Leave out shorter samples.")
 @grouped(CHOICE, "--filter-max", type=int, metavar="N", help="Leave out longer samples.")
 @grouped(
@@ -117,6 +128,13 @@ FILE = click.Path(path_type=Path)
     metavar="FILE",
     callback=read_sample_ids,
     help="Keep these samples only: a text file with one id a line, or a .npy array.",
+)
+@grouped(
+    CHOICE,
+    "--no-repeat-key",
+    metavar="NAME",
+    help="No micro-batch holds two samples of one value of this metric (analyze --key-column): contrastive "
+    "training.",
 )
 @grouped(
     CHOICE, "--drop-untrainable", is_flag=True, help="Leave out samples without a token that the loss counts."
@@ -266,7 +284,11 @@ def plan(metrics: Path, out: Path, overwrite: bool, as_json: bool, pipeline: boo
     with ProgressDisplay("opening") as display:
         made = make_plan(metrics, config, out=out, overwrite=overwrite, progress=partial(_show, display))
     seconds = time.perf_counter() - start
-    click.echo(_for_machines(made, out, seconds) if as_json else _for_people(made, metrics, out, seconds))
+    rereading = rereading_of(made, open_metrics(metrics))
+    if as_json:
+        click.echo(_for_machines(made, out, seconds, rereading))
+    else:
+        click.echo(_for_people(made, metrics, out, seconds, rereading))
 
 
 def _show(display: ProgressDisplay, progress: PlanProgress) -> None:
@@ -278,7 +300,7 @@ def _show(display: ProgressDisplay, progress: PlanProgress) -> None:
     )
 
 
-def _for_people(made: Plan, metrics: Path, out: Path, seconds: float) -> str:
+def _for_people(made: Plan, metrics: Path, out: Path, seconds: float, rereading: Rereading | None) -> str:
     summary = summarize(made)
     where, source = shlex.quote(str(out)), shlex.quote(str(metrics))
     done = (
@@ -288,11 +310,13 @@ def _for_people(made: Plan, metrics: Path, out: Path, seconds: float) -> str:
         [
             f"{out}: {done}",
             *summary_lines(summary),
+            *([f"Note: {rereading.told()}"] if rereading is not None and rereading.is_dear else []),
             f"Next: packer verify {where} --metrics {source}",
         ]
     )
 
 
-def _for_machines(made: Plan, out: Path, seconds: float) -> str:
+def _for_machines(made: Plan, out: Path, seconds: float, rereading: Rereading | None) -> str:
     facts = {"plan_directory": str(out), "content_hash": made.fingerprint, "seconds": round(seconds, 3)}
+    facts["bytes_read_per_byte_needed"] = None if rereading is None else round(rereading.factor, 3)
     return json.dumps(facts | summarize(made).as_json())

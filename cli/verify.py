@@ -9,6 +9,7 @@ import click
 from packer.analyzer import verify_source
 from packer.metrics import open_metrics
 from packer.plan import Verified, load_plan, verify_plan
+from packer.shards.verify import VerifiedShards, verify_shards
 from packer.wording import counted
 
 from .options import PlanPath
@@ -32,6 +33,11 @@ from .progress import ProgressDisplay
 @click.option(
     "--measure", default=1000, show_default=True, metavar="N", help="Samples that --source measures again."
 )
+@click.option(
+    "--shards",
+    metavar="SHARDS",
+    help="Hold what `packer materialize` wrote against the plan, and with --source every sample against it.",
+)
 @click.option("--tokenizer", metavar="FILE|DIR", help="Where the tokenizer is, for --source of texts.")
 @click.option("--json", "as_json", is_flag=True, help="Print the result for machines.")
 def verify(
@@ -39,6 +45,7 @@ def verify(
     metrics: Path | None,
     sources: tuple[str, ...],
     measure: int,
+    shards: str | None,
     tokenizer: str | None,
     as_json: bool,
 ) -> None:
@@ -57,12 +64,27 @@ def verify(
     measured = 0
     if sources:
         measured = verify_source(opened, sources, metrics=lengths, tokenizer=tokenizer, num_samples=measure)
+    held = None
+    if shards is not None:
+        with ProgressDisplay("comparing") as progress:
+            held = verify_shards(
+                opened,
+                shards,
+                list(sources) or None,
+                metrics=lengths,
+                tokenizer=tokenizer,
+                progress=progress.count,
+            )
     result = asdict(checked) | {"num_measured": measured, "content_hash": opened.fingerprint}
+    if held is not None:
+        result["shards"] = asdict(held)
     has_curriculum = opened.config.get("curriculum") is not None
-    click.echo(json.dumps(result) if as_json else _for_people(plan, checked, measured, has_curriculum))
+    click.echo(json.dumps(result) if as_json else _for_people(plan, checked, measured, held, has_curriculum))
 
 
-def _for_people(plan: Path | str, checked: Verified, measured: int, has_curriculum: bool) -> str:
+def _for_people(
+    plan: Path | str, checked: Verified, measured: int, held: VerifiedShards | None, has_curriculum: bool
+) -> str:
     lines = [
         f"{plan}: every invariant holds",
         f"  {counted(checked.num_files, 'file')} as written; {counted(checked.num_steps, 'step')} in "
@@ -78,4 +100,10 @@ def _for_people(plan: Path | str, checked: Verified, measured: int, has_curricul
         lines.append("  not checked: its curriculum, which takes --metrics")
     if measured:
         lines.append(f"  {counted(measured, 'sample')} of the source measured again: lengths as planned")
+    if held is not None:
+        where = "in the plan and in the source" if held.with_source else "in the plan"
+        lines.append(
+            f"  {counted(held.num_shards, 'shard')} as written; {counted(held.num_pieces, 'sample')} in "
+            f"{counted(held.num_microbatches, 'micro-batch')} as {where}"
+        )
     return "\n".join(lines)

@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from packer.analyzer import analyze as analyze
     from packer.analyzer import analyze_dataset as analyze_dataset
     from packer.analyzer import sample_metric as sample_metric
+    from packer.budget import calibrate as calibrate
+    from packer.budget import rehearse as rehearse
     from packer.metrics import open_metrics as open_metrics
     from packer.plan import Plan as Plan
     from packer.plan import load_plan as load_plan
@@ -26,7 +28,8 @@ if TYPE_CHECKING:
     from packer.runtime import count_loss_tokens as count_loss_tokens
     from packer.runtime import measure_loss_multiplier as measure_loss_multiplier
     from packer.runtime import scaled_lr as scaled_lr
-    from packer.samples import open_dataset as open_dataset
+    from packer.shards import open_dataset as open_dataset
+    from packer.shards.materialize import materialize as materialize
 
 _HOMES = {
     "PlanConfig": "packer.planner",
@@ -36,12 +39,15 @@ _HOMES = {
     "Step": "packer.runtime",
     "analyze": "packer.analyzer",
     "analyze_dataset": "packer.analyzer",
+    "calibrate": "packer.budget",
     "count_loss_tokens": "packer.runtime",
     "load_plan": "packer.plan",
     "make_plan": "packer.planner",
     "measure_loss_multiplier": "packer.runtime",
-    "open_dataset": "packer.samples",
+    "materialize": "packer.shards.materialize",
+    "open_dataset": "packer.shards",
     "open_metrics": "packer.metrics",
+    "rehearse": "packer.budget",
     "sample_metric": "packer.analyzer",
     "scaled_lr": "packer.runtime",
     "verify_plan": "packer.plan",

@@ -11,6 +11,13 @@ import pyarrow as pa
 import pyarrow.types as pat
 from numpy.typing import NDArray
 
+_DTYPES = {pa.from_numpy_dtype(kind): np.dtype(kind) for kind in "?bhilqBHILQefd"}
+
+
+def numpy_dtype(arrow_type: pa.DataType) -> np.dtype[Any]:
+    """Return the dtype of numbers, or booleans, of an Arrow type."""
+    return _DTYPES[arrow_type]
+
 
 def to_numpy(array: pa.Array) -> NDArray[Any]:
     """(len(array),) the elements of an array of numbers, a read-only view; of booleans a copy.
@@ -19,10 +26,10 @@ def to_numpy(array: pa.Array) -> NDArray[Any]:
     """
     data = array.buffers()[1]
     if not len(array) or data is None:
-        return np.zeros(len(array), array.type.to_pandas_dtype())
+        return np.zeros(len(array), numpy_dtype(array.type))
     if pat.is_boolean(array.type):
         return _bits(data, array.offset, len(array))
-    dtype = np.dtype(array.type.to_pandas_dtype())
+    dtype = numpy_dtype(array.type)
     return np.frombuffer(data, dtype, count=len(array), offset=array.offset * dtype.itemsize)
 
 

@@ -32,6 +32,10 @@ class PlanError(PackerError, ValueError):
     """A plan directory that is damaged, foreign or of another version, or a request it cannot serve."""
 
 
+class ShardsError(PackerError, ValueError):
+    """Materialised shards that are damaged, foreign, of another version, or of another plan."""
+
+
 class SampleTooLongError(PackerError, ValueError):
     """A sample that no micro-batch can hold, and no rule that says what to do with it."""
 

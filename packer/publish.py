@@ -6,12 +6,13 @@ the next run continues or sweeps away.
 """
 
 import errno
-import fcntl
 import os
 import shutil
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 from packer.errors import TargetBusyError, TargetExistsError, TargetWriteError
 from packer.wording import TOO_MANY_FILES
@@ -80,6 +81,7 @@ def check_target(target: str | os.PathLike[str], *, marker: str, overwrite: bool
         TargetBusyError: another process is writing the same target.
         TargetWriteError: no permission, a read-only place, or a file in the way.
     """
+    _file_locks()
     shown = os.fspath(target)
     target = _absolute(target)
     _refuse_existing(target, shown, marker, overwrite)
@@ -157,12 +159,35 @@ def _is_locked(target: Path) -> bool:
     except FileNotFoundError:
         return False
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
+        return not _try_lock(descriptor, exclusively=False)
     finally:
         os.close(descriptor)
-    return False
+
+
+def _try_lock(descriptor: int, *, exclusively: bool) -> bool:
+    """Take a lock that the kernel drops with the process, however it ends; return whether it was free."""
+    locks = _file_locks()
+    try:
+        locks.flock(descriptor, (locks.LOCK_EX if exclusively else locks.LOCK_SH) | locks.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _file_locks() -> Any:
+    """Return the module of POSIX locks, imported here since reading needs none.
+
+    Raises:
+        TargetWriteError: the system has none.
+    """
+    try:
+        import fcntl
+    except ImportError:
+        raise TargetWriteError(
+            f"{sys.platform} has no locks that would keep two writers apart, so nothing is written; write on "
+            "Linux, macOS or in WSL, and read the result anywhere"
+        ) from None
+    return fcntl
 
 
 def _lock_file(target: Path) -> Path:
@@ -179,15 +204,15 @@ def exclusive_lock(target: Path) -> Iterator[None]:
 
     Raises:
         TargetBusyError: another process holds it.
+        TargetWriteError: the system has no such locks.
     """
+    _file_locks()
     path = _lock_file(target)
     while True:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+        if not _try_lock(descriptor, exclusively=True):
             os.close(descriptor)
-            raise _busy(target) from None
+            raise _busy(target)
         try:
             current = os.stat(path).st_ino
         except FileNotFoundError:

@@ -1,8 +1,9 @@
 """Naive twins: the slow and obvious way to what the package does fast."""
 
 import struct
+from bisect import bisect_right
 from fractions import Fraction
-from itertools import chain, combinations
+from itertools import chain, combinations, pairwise
 from pathlib import Path
 
 import numpy as np
@@ -335,6 +336,60 @@ def pairs_cost(lengths, limits, charge):
                 choices.append((skipped, cost + areas + charge))
         best.append(min(choices))
     return best[-1]
+
+
+def most_open(steps, firsts, num_bytes):
+    """Return the most blocks, and the most bytes, that lie between their first and their last step.
+
+    ``steps`` are lists of samples; block b begins at sample ``firsts[b]``.
+    """
+    used = [(now, bisect_right(firsts, sample) - 1) for now, step in enumerate(steps) for sample in step]
+    last = {block: now for now, block in used}
+    first = {block: now for now, block in reversed(used)}
+    most_blocks = most_bytes = 0
+    for now in range(len(steps)):
+        is_open = [block for block in last if first[block] <= now <= last[block]]
+        most_blocks = max(most_blocks, len(is_open))
+        most_bytes = max(most_bytes, sum(num_bytes[block] for block in is_open))
+    return most_blocks, most_bytes
+
+
+def stretches_of(steps, firsts, at_a_time):
+    """Return the steps at which every ``at_a_time``-th block is read of for the first time."""
+    seen, borders = set(), set()
+    for now, step in enumerate(steps):
+        for block in sorted({bisect_right(firsts, sample) - 1 for sample in step} - seen):
+            if len(seen) % at_a_time == 0:
+                borders.add(now)
+            seen.add(block)
+    return sorted(borders)
+
+
+def effects_by_stretch(steps, first_steps):
+    """Return the design effects of steps in their stretch, and of stretches in the epoch: each as defined."""
+    everyone = sorted(length for step in steps for length in step)
+    class_of = length_classes(everyone)
+    num_stretches = len(first_steps)
+    if num_stretches == len(steps) or len(set(class_of.values())) < 2:
+        return None, None
+    edges = [*first_steps, len(steps)]
+    stretches = [[length for step in steps[start:stop] for length in step] for start, stop in pairwise(edges)]
+    whole = sum(everyone)
+    within = between = expected = Fraction(0)
+    for k in set(class_of.values()):
+
+        def share(samples, k=k):
+            return Fraction(sum(n for n in samples if class_of[n] == k), max(1, sum(samples)))
+
+        for samples, (start, stop) in zip(stretches, pairwise(edges), strict=True):
+            between += Fraction(sum(samples), whole) * (share(samples) - share(everyone)) ** 2
+            for step in steps[start:stop]:
+                within += Fraction(sum(step), whole) * (share(step) - share(samples)) ** 2
+        expected += sum(n * n * ((class_of[n] == k) - share(everyone)) ** 2 for n in everyone)
+    # of random steps, and of random stretches, of one sample each
+    expected *= Fraction(1, whole * whole)
+    of_steps = float(within / expected / (len(steps) - num_stretches))
+    return of_steps, float(between / expected / (num_stretches - 1)) if num_stretches > 1 else None
 
 
 def mixed(entries, limits, owners, *, pool, keep, tries, reach, gap_shift):

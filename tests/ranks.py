@@ -20,6 +20,9 @@ _CONTEXT.set_forkserver_preload(
 
 TIMEOUT_S = 240
 
+FSDP2_ON_CPU = hasattr(torch.cpu.Stream, "record_event")
+"""Whether this torch can run FSDP2 without a GPU: 2.6 cannot."""
+
 BACKENDS = ["gloo", pytest.param("nccl", marks=pytest.mark.gpu)]
 """For ``parametrize("backend", BACKENDS)``: CPU processes, and one GPU a process."""
 

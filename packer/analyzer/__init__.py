@@ -2,11 +2,11 @@
 
 from packer.analyzer.analysis import analyze
 from packer.analyzer.dataset import analyze_dataset
-from packer.analyzer.progress import Progress
 from packer.analyzer.remeasure import verify_source
 from packer.analyzer.result import AnalyzeResult
 from packer.analyzer.sample_metrics import sample_metric
 from packer.analyzer.suggestion import suggest_plan
+from packer.jobs.progress import Progress
 
 __all__ = [
     "AnalyzeResult",

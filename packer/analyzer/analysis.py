@@ -2,7 +2,7 @@
 
 import os
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
@@ -10,10 +10,8 @@ from pathlib import Path
 from time import monotonic
 from typing import Any
 
-from packer.analyzer.executors import choose_executor
-from packer.analyzer.journal import Journal
+from packer.analyzer.keys import resolve_keys
 from packer.analyzer.options import ColumnChoice, LengthOptions, define_length
-from packer.analyzer.progress import Listener
 from packer.analyzer.result import AnalyzeResult, suspicions
 from packer.analyzer.sample_metrics import MetricFunction, resolve_metrics
 from packer.analyzer.token_files import TokenFiles
@@ -27,6 +25,9 @@ from packer.errors import (
     TargetWriteError,
     WorkerLostError,
 )
+from packer.jobs.executors import choose_executor
+from packer.jobs.journal import Journal
+from packer.jobs.progress import Listener
 from packer.metrics import MANIFEST_NAME
 from packer.publish import check_target, published_directory
 from packer.samples import check_definition
@@ -60,6 +61,7 @@ def analyze(
     labels_column: str | None = None,
     shift: bool = True,
     metrics: Sequence[str | MetricFunction] = (),
+    key_columns: str | Sequence[str] | Mapping[str, str] = (),
     curriculum_files: bool = False,
     write_tokens: str | os.PathLike[str] | None = None,
     on_error: OnError = "error",
@@ -97,6 +99,8 @@ def analyze(
         labels_column: list column of labels; those that are not −100 give the metric ``loss_tokens``.
         shift: leave out the first label of each sample, as a model does that predicts the next token.
         metrics: further ones: ``vocab_rarity``, ``module:function``, or functions; see ``sample_metric``.
+        key_columns: columns of texts, integers or binaries; each becomes a metric of integers that are equal
+            where the values are, for ``no_repeat_key``. ``{metric: column}`` names it otherwise.
         curriculum_files: write the index files of DeepSpeed's curriculum sampler beside every metric.
         write_tokens: keep the tokens of a text as ``PREFIX.bin`` and ``PREFIX.idx`` for Megatron.
         on_error: what becomes of a row that cannot be read: ``error`` ends the run, ``skip`` gives it
@@ -143,6 +147,7 @@ def analyze(
     definition = replace(definition, on_error=on_error)
     check_definition(opened, definition)
     further = resolve_metrics(metrics, definition)
+    keys = resolve_keys(key_columns, opened, [*definition.metrics, *(metric.name for metric in further)])
     tokens = None if write_tokens is None else TokenFiles(write_tokens, definition)
     _check_apart(Path(out), source, opened, tokens)
     with (
@@ -150,7 +155,7 @@ def analyze(
         _resumable(folder, tokens, overwrite),
     ):
         identity = opened.identity()
-        work = Work.over(opened, definition, further, tokens.dtype if tokens else None)
+        work = Work.over(opened, definition, further, tokens.dtype if tokens else None, keys)
         with Journal(folder / _JOURNAL, work.job(identity)) as journal:
             try:
                 num_units_reused = work.run(journal, run, progress)
@@ -166,6 +171,8 @@ def analyze(
                 further=further,
                 curriculum_files=curriculum_files,
                 tokens=tokens,
+                keys={key.name: key.column for key in keys},
+                blocks=partial(work.blocks, journal),
             )
         if tokens is not None:
             tokens.publish()

@@ -1,7 +1,7 @@
 """``analyze_dataset``: the same metrics from any map-style data set, by a function of its samples."""
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from time import monotonic
@@ -10,15 +10,17 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from packer.analyzer.executors import Report, choose_executor
-from packer.analyzer.journal import Journal
-from packer.analyzer.progress import Listener
+from packer.analyzer.keys import KeyFunction, hash_objects
+from packer.analyzer.options import check_metric_names
 from packer.analyzer.result import AnalyzeResult, suspicions
 from packer.analyzer.sample_metrics import check_integers
-from packer.analyzer.stages import LENGTHS, Stage
-from packer.analyzer.tasks import UnitLengths
+from packer.analyzer.tasks import LENGTHS, UnitLengths
 from packer.analyzer.writing import write_metrics
 from packer.errors import ConfigError, SourceError
+from packer.jobs.executors import Report, choose_executor
+from packer.jobs.journal import Journal
+from packer.jobs.progress import Listener
+from packer.jobs.stages import Stage
 from packer.metrics import MANIFEST_NAME
 from packer.publish import published_directory
 from packer.samples import SEQLEN
@@ -32,6 +34,7 @@ def analyze_dataset(
     seqlens_fn: SeqlensFunction,
     *,
     out: str | os.PathLike[str],
+    key_fns: Mapping[str, KeyFunction] | None = None,
     batch_size: int = 1000,
     curriculum_files: bool = False,
     workers: int = 1,
@@ -47,7 +50,9 @@ def analyze_dataset(
         dataset: has ``len()`` and ``dataset[i]``; ``__getitems__`` is used where offered.
         seqlens_fn: turns a list of samples into as many integers.
         out: the metrics directory to make.
-        batch_size: samples handed to ``seqlens_fn`` at once.
+        key_fns: metric to a function that turns a list of samples into as many keys (texts, integers, bytes,
+            or None); the metric's integers are equal where the keys are, for ``no_repeat_key``.
+        batch_size: samples handed to the functions at once.
         curriculum_files: write the index files of DeepSpeed's curriculum sampler, too.
         workers: processes. With more than one, data set and function are pickled: no lambda then.
         overwrite: replace an existing metrics directory.
@@ -62,12 +67,16 @@ def analyze_dataset(
     if batch_size < 1:
         raise ConfigError(f"batch_size={batch_size}: a batch holds at least one sample")
     _require_map_style(dataset)
+    keys = dict(key_fns or {})
+    check_metric_names(keys)
+    if SEQLEN in keys:
+        raise ConfigError(f"key_fns: there is a metric {SEQLEN!r} already; name the key otherwise")
     num_samples = len(dataset)
     with published_directory(out, marker=MANIFEST_NAME, overwrite=overwrite) as folder:
         stage: Stage[range] = Stage(
             number=LENGTHS,
             name="measuring",
-            task=_MeasureSamples(dataset, seqlens_fn),
+            task=_MeasureSamples(dataset, seqlens_fn, keys),
             units=[
                 range(first, min(first + batch_size, num_samples))
                 for first in range(0, num_samples, batch_size)
@@ -83,6 +92,7 @@ def analyze_dataset(
                 sources=[{"format": "dataset", "num_rows": num_samples}],
                 definition={"kind": "dataset", "function": _place_of(seqlens_fn)},
                 curriculum_files=curriculum_files,
+                keys={name: _place_of(function) for name, function in keys.items()},
             )
         (folder / ".journal").unlink()
     return AnalyzeResult(
@@ -94,10 +104,12 @@ def analyze_dataset(
 class _MeasureSamples:
     dataset: Any
     seqlens_fn: SeqlensFunction
+    key_fns: Mapping[str, KeyFunction]
 
     def __call__(self, rows: range, report: Report) -> bytes:
         place = _place_of(self.seqlens_fn)
-        returned = self.seqlens_fn(_samples(self.dataset, rows))
+        samples = _samples(self.dataset, rows)
+        returned = self.seqlens_fn(samples)
         try:
             values = np.asarray(returned)
         except ValueError as error:
@@ -112,7 +124,14 @@ class _MeasureSamples:
                 f"{place} returned {seqlens[wrong[0]]} for sample {rows[int(wrong[0])]}; "
                 "a length is 0 or more"
             )
-        return UnitLengths.pack([UnitLengths({SEQLEN: seqlens}, 0, int(np.count_nonzero(seqlens == 0)))])
+        keys = {
+            name: hash_objects(
+                function(samples), len(rows), f"{_place_of(function)} (samples from {rows.start})"
+            )
+            for name, function in self.key_fns.items()
+        }
+        num_empties = int(np.count_nonzero(seqlens == 0))
+        return UnitLengths.pack([UnitLengths({SEQLEN: seqlens}, 0, num_empties, keys=keys)])
 
 
 def _samples(dataset: Any, rows: Sequence[int]) -> list[Any]:

@@ -6,10 +6,11 @@ from functools import partial
 
 import numpy as np
 
-from packer.errors import ConfigError, SourceChangedError, SourceError
+from packer.errors import SourceError
 from packer.metrics import Metrics
 from packer.plan import Plan, check_lengths, main_metric
-from packer.samples import LengthDefinition, check_definition, measure
+from packer.samples import check_definition, measure
+from packer.samples.planned import check_planned, planned_definition
 from packer.samples.ragged import RowError
 from packer.samples.tolerance import apply_to_readable
 from packer.sources import Source, open_source
@@ -44,8 +45,8 @@ def verify_source(
         ConfigError: neither plan nor metrics say what the length of a sample is.
     """
     source = source if isinstance(source, Source) else open_source(source)
-    _check_identity(plan, source)
-    definition = _definition(plan, metrics, tokenizer)
+    check_planned(source, plan.num_samples, plan.sources[0].files)
+    definition = planned_definition(plan.definition, metrics.definition if metrics else {}, tokenizer)
     source = source.tolerating(definition.on_error)
     check_definition(source, definition)
     metric = main_metric(plan, definition.metrics)
@@ -64,41 +65,3 @@ def verify_source(
             raise SourceError(f"{source.place_of_row(int(ids[at]))}: {error}") from error
     check_lengths(plan, ids, lengths)
     return len(ids)
-
-
-def _check_identity(plan: Plan, source: Source) -> None:
-    if source.num_rows != plan.num_samples:
-        raise SourceChangedError(
-            f"the source has {source.num_rows} rows, the plan is of {plan.num_samples}; name the files that "
-            "were analyzed, or analyze and plan again"
-        )
-    planned = plan.sources[0].files
-    if not planned:  # metrics without manifest: there is only the number of rows to go by
-        return
-    found = source.identity()
-    if len(found) != len(planned):
-        raise SourceChangedError(
-            f"the source has {len(found)} files, the plan is of {len(planned)}; name those that were analyzed"
-        )
-    for file, now, then in zip(source.files, found, planned, strict=True):
-        if any(now[key] != then.get(key) for key in ("num_bytes", "sha256")):
-            raise SourceChangedError(
-                f"{file} is not the file that was planned (size or content differ); name the files in the "
-                "same order, or analyze and plan again"
-            )
-
-
-def _definition(plan: Plan, metrics: Metrics | None, tokenizer: str | None) -> LengthDefinition:
-    content = dict(plan.definition) | (metrics.definition if metrics else {})
-    if not content or content.get("kind") == "dataset":
-        raise ConfigError(
-            "the plan does not say what the length of a sample is (its metrics have no manifest, or come "
-            "from a function); leave --source out"
-        )
-    if "tokenizer_sha256" in content:
-        content["tokenizer"] = tokenizer or content.get("tokenizer")
-        if content["tokenizer"] is None:
-            raise ConfigError(
-                "samples of text need the tokenizer to be measured; add --metrics, or --tokenizer"
-            )
-    return LengthDefinition.from_json(content)

@@ -61,7 +61,10 @@ def suspicions(manifest: Manifest) -> tuple[str, ...]:
         )
     lengths = manifest.definition.get("columns", (SEQLEN,))
     for name, summary in manifest.metrics.items():
-        if summary.max == 0:
+        if name in manifest.keys:
+            if manifest.keys[name].num_values <= 1:
+                warnings.append(f"key {name} has one value or none in all samples; is it the right column?")
+        elif summary.max == 0:
             warnings.append(f"{name} is 0 for all {manifest.num_samples} samples; is it the right column?")
         elif name in lengths and summary.max > LONGEST_PLANNED:
             warnings.append(

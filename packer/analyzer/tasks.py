@@ -1,6 +1,6 @@
 """The work on one unit: read it, measure it, and pack what is worth keeping into a payload."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, TypeVar
@@ -9,23 +9,31 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from packer.analyzer.executors import Report
+from packer.analyzer.keys import KeyColumn, hash_values
 from packer.analyzer.merge import exact_sum
-from packer.analyzer.payload import pack_arrays, unpack_arrays
 from packer.analyzer.sample_metrics import TOKEN_IDS, SampleMetric
 from packer.arrays import to_arrow
 from packer.errors import ColumnError, SourceError
+from packer.jobs.executors import Report
+from packer.jobs.payload import pack_arrays, unpack_arrays
 from packer.samples import Encoded, LengthDefinition, encode, measure
 from packer.samples.ragged import RowError
 from packer.samples.tolerance import apply_to_readable
-from packer.sources import Columns, Source, Unit
+from packer.sources import Columns, Source, Unit, find_field, take_column
 
 T = TypeVar("T")
+
+LENGTHS = 0
+"""Number of the stage that measures."""
+
+VOCABULARY = 1
+"""Number of the stage, before that one, that counts how often each token id occurs."""
 
 # beside the metrics, whose names begin with a letter or a digit
 _COUNTS = "@counts"
 _SKIPPED = "@skipped"
 _TOKEN_IDS = "@token_ids"
+_KEY = "@key:"
 
 _LARGEST_TOKEN_ID = (1 << 24) - 1
 
@@ -46,6 +54,10 @@ class UnitLengths:
     """(tokens,) the ids of all rows end to end, where they are to be written."""
     skipped: NDArray[np.integer] = field(default_factory=_no_rows)
     """(skipped rows,) rows that could not be read, ascending; neither null nor empty."""
+    num_bytes: int = 0
+    """What the columns that were read take in memory."""
+    keys: Mapping[str, NDArray[np.integer]] = field(default_factory=dict)
+    """Key to (16 · rows,) uint8, the hash of each row's value."""
 
     @property
     def num_rows(self) -> int:
@@ -61,11 +73,15 @@ class UnitLengths:
     @staticmethod
     def pack(batches: Sequence["UnitLengths"]) -> bytes:
         """Return the payload of a unit, given the lengths of its batches."""
-        counts = np.array([[batch.num_nulls, batch.num_empties] for batch in batches], np.int64)
+        counts = np.array(
+            [[batch.num_nulls, batch.num_empties, batch.num_bytes] for batch in batches], np.int64
+        )
         names = batches[0].values if batches else ()
         arrays = {name: _narrowed_lengths([batch.values[name] for batch in batches]) for name in names}
-        arrays[_COUNTS] = [counts.reshape(-1, 2).sum(axis=0)]
+        arrays[_COUNTS] = [counts.reshape(-1, 3).sum(axis=0)]
         arrays[_SKIPPED] = [batch.skipped for batch in batches] or [_no_rows()]
+        for name in batches[0].keys if batches else ():
+            arrays[_KEY + name] = [batch.keys[name] for batch in batches]
         token_ids = [batch.token_ids for batch in batches if batch.token_ids is not None]
         return pack_arrays(arrays | {_TOKEN_IDS: token_ids} if token_ids else arrays)
 
@@ -73,9 +89,10 @@ class UnitLengths:
     def unpack(cls, payload: memoryview) -> "UnitLengths":
         """Read a payload; the arrays are views of it."""
         values = unpack_arrays(payload)
-        num_nulls, num_empties = values.pop(_COUNTS).tolist()
+        num_nulls, num_empties, num_bytes = values.pop(_COUNTS).tolist()
         skipped = values.pop(_SKIPPED)
-        return cls(values, num_nulls, num_empties, values.pop(_TOKEN_IDS, None), skipped)
+        keys = {name.removeprefix(_KEY): values.pop(name) for name in [*values] if name.startswith(_KEY)}
+        return cls(values, num_nulls, num_empties, values.pop(_TOKEN_IDS, None), skipped, num_bytes, keys)
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,12 +106,22 @@ class MeasureUnit:
     """(ids,) how often each token id occurs in the data set, for the metrics that need it."""
     token_dtype: np.dtype[np.integer] | None = None
     """Keep the token ids, in this type."""
+    keys: tuple[KeyColumn, ...] = ()
 
     def __call__(self, unit: Unit, report: Report) -> bytes:
         """Return the payload of a ``UnitLengths``."""
         batches = []
         num_rows = num_tokens = 0
-        for lengths, skipped in _over_batches(self, unit, self._columns, self._measure):
+        schema = self.source.parts[unit.part].schema
+        owner = self.source.parts[unit.part].location.path
+        untyped = {
+            key.column
+            for key in self.keys
+            if self._columns[key.column] is None
+            and pa.types.is_null(find_field(schema, key.column, owner=owner).type)
+        }
+        measure_batch = partial(self._measure, untyped=untyped)
+        for lengths, skipped in _over_batches(self, unit, self._columns, measure_batch):
             # A skipped row is a null here.
             counted = replace(lengths, num_nulls=lengths.num_nulls - len(skipped), skipped=skipped)
             batches.append(counted)
@@ -104,20 +131,26 @@ class MeasureUnit:
 
     @property
     def _columns(self) -> Columns:
-        wanted: dict[str, Any] = {column: None for metric in self.metrics for column in metric.needs.columns}
+        wanted: dict[str, Any] = {key.column: None for key in self.keys}
+        wanted |= {column: None for metric in self.metrics for column in metric.needs.columns}
         return wanted | dict(self.definition.read_columns)
 
-    def _measure(self, batch: pa.RecordBatch) -> UnitLengths:
+    def _measure(self, batch: pa.RecordBatch, untyped: Collection[str]) -> UnitLengths:
         wants_ids = self.token_dtype is not None or any(metric.needs.token_ids for metric in self.metrics)
         encoded = encode(batch, self.definition) if wants_ids else None
         lengths, num_nulls, num_empties = measure(batch, self.definition, encoded)
+        num_bytes = batch.nbytes
+        keys = {
+            key.name: hash_values(take_column(batch, key.column), is_json=key.column in untyped)
+            for key in self.keys
+        }
         if encoded is not None:
             batch = _with_token_ids(batch, encoded)
         further = {metric.name: metric(batch, self.vocabulary) for metric in self.metrics}
         kept = (
             None if encoded is None or self.token_dtype is None else _narrowed(encoded.ids, self.token_dtype)
         )
-        return UnitLengths(lengths | further, num_nulls, num_empties, kept)
+        return UnitLengths(lengths | further, num_nulls, num_empties, kept, num_bytes=num_bytes, keys=keys)
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from packer.errors import MetricsError
-from packer.metrics.manifest import MANIFEST_NAME, Manifest, fingerprint_of, load_manifest, sha256_of
+from packer.metrics.blocks import Blocks, read_blocks
+from packer.metrics.manifest import (
+    BLOCKS_NAME,
+    MANIFEST_NAME,
+    Manifest,
+    fingerprint_of,
+    load_manifest,
+    sha256_of,
+)
 from packer.mmididx import DEEPSPEED_DTYPES, MEGATRON_DTYPES, IndexFile, read_index
 from packer.wording import counted
 
@@ -74,6 +82,17 @@ class Metrics:
         except (OSError, ValueError) as error:  # ValueError: shorter than when the directory was opened
             reason = error.strerror if isinstance(error, OSError) else str(error)
             raise MetricsError(f"cannot read {path}: {reason}") from error
+
+    @cached_property
+    def blocks(self) -> Blocks | None:
+        """How the samples lie in files; None where nothing tells: another tool, or an older packer, measured.
+
+        Raises:
+            MetricsError: the file that lists them is missing or damaged.
+        """
+        if self.manifest is None or self.manifest.blocks is None:
+            return None
+        return read_blocks(self.path, self.manifest.files[BLOCKS_NAME], self.num_samples)
 
     def check_files(self) -> None:
         """Compare every file with the hash in the manifest; reads them all.

@@ -10,6 +10,7 @@ from typing import Any
 from packer.errors import MetricsError
 
 MANIFEST_NAME = "manifest.json"
+BLOCKS_NAME = "blocks.arrow"
 MANIFEST_FORMAT = "packer-metrics"
 MANIFEST_VERSION = 1
 MANIFEST_HASH = "manifest_sha256"
@@ -41,6 +42,31 @@ class MetricSummary:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class BlockSummary:
+    """The blocks of the data set, which ``blocks.arrow`` lists."""
+
+    num_blocks: int
+    num_bytes: int
+    """Of all blocks together, decoded."""
+    max_bytes: int
+    """Of the largest one."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class KeySummary:
+    """A metric that numbers the values of a column: equal values have equal numbers, −1 is none."""
+
+    origin: str
+    """The column, or the ``module:function`` that gave it."""
+    num_values: int
+    """Distinct ones."""
+    max_count: int
+    """Samples of the most frequent one."""
+    num_nulls: int
+    """Samples without a value."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Manifest:
     """The whole manifest.
 
@@ -68,6 +94,10 @@ class Manifest:
     """Metrics beyond the definition's, each with the ``module:function`` that gave it."""
     tokens: dict[str, FileDigest] | None = None
     """The token files that were written of the same samples: ``bin`` and ``idx``."""
+    keys: dict[str, KeySummary] = field(default_factory=dict)
+    """Metrics that are keys, by name."""
+    blocks: BlockSummary | None = None
+    """None where nothing tells how the samples lie in files."""
 
     @property
     def fingerprint(self) -> str:
@@ -162,7 +192,7 @@ def _parsed(content: Mapping[str, Any]) -> Manifest:
     )
     for name in content["metrics"]:
         _refuse_other_folders(name, max_parts=1)
-    tokens = content["tokens"]
+    tokens, blocks = content["tokens"], content.get("blocks")
     return Manifest(
         num_samples=num_samples,
         num_nulls=num_nulls,
@@ -175,6 +205,8 @@ def _parsed(content: Mapping[str, Any]) -> Manifest:
         skipped_samples=[_count(sample) for sample in content.get("skipped_samples", [])],
         functions={name: str(place) for name, place in content["functions"].items()},
         tokens=None if tokens is None else _digests({name: tokens[name] for name in ("bin", "idx")}),
+        keys={name: _key(summary) for name, summary in content.get("keys", {}).items()},
+        blocks=None if blocks is None else _blocks(blocks, content["files"]),
     )
 
 
@@ -188,6 +220,17 @@ def _summary(content: dict[str, Any]) -> MetricSummary:
     if any(type(value) is not int for value in content.values()):
         raise ValueError(f"{content} is no summary")
     return MetricSummary(**content)
+
+
+def _key(content: dict[str, Any]) -> KeySummary:
+    counts = {name: _count(value) for name, value in content.items() if name != "origin"}
+    return KeySummary(origin=str(content["origin"]), **counts)
+
+
+def _blocks(content: dict[str, Any], files: Mapping[str, Any]) -> BlockSummary:
+    if BLOCKS_NAME not in files:
+        raise KeyError(BLOCKS_NAME)
+    return BlockSummary(**{name: _count(content[name]) for name in content})
 
 
 def _digests(content: dict[str, dict[str, Any]]) -> dict[str, FileDigest]:

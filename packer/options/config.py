@@ -52,6 +52,9 @@ class PlanConfig:
     ``mixed`` where the layout is packed, else ``windowed``."""
     window: int = 64
     """Micro-batches, about, that ``windowed`` sorts together."""
+    shuffle_blocks: int | None = None
+    """Shuffle the blocks of the data set (row groups, record batches, shards), then the samples of so many of
+    them at a time. Default: all samples at once."""
     dp_size: int = 1
     """Data-parallel ranks: world / (tp · cp · sp · pp)."""
     grad_accum: int | None = None
@@ -90,6 +93,8 @@ class PlanConfig:
     """Leave shorter samples out."""
     filter_max: int | None = None
     """Leave longer samples out."""
+    no_repeat_key: str | None = None
+    """Metric of which no micro-batch may hold a value twice; values below 0 may come together."""
     sample_ids: ArrayLike | None = field(default=None, compare=False, repr=False)
     """Leave all other samples out; none twice. Kept as int64, sorted unless the order is ``sequential``: it
     is then theirs."""
@@ -171,8 +176,10 @@ class PlanConfig:
 
     @property
     def further_metrics(self) -> set[str]:
-        """Metrics besides ``seqlen`` that budgets and curriculum need."""
+        """Metrics besides ``seqlen`` that budgets, curriculum and the key need."""
         names = set(self.budgets)
+        if self.no_repeat_key is not None:
+            names.add(self.no_repeat_key)
         if self.curriculum is not None:
             names |= {schedule.metric for schedule in parse_curriculum(self.curriculum)}
         return names - {"seqlen"}
@@ -215,6 +222,7 @@ _RANGES = {
     "seed": (0, 2**63 - 1, False),
     "epochs": (1, 99_999, False),
     "window": (1, MAX_SEQLEN, False),
+    "shuffle_blocks": (1, MAX_SEQLEN, True),
     "dp_size": (1, MAX_SEQLEN, False),
     "grad_accum": (1, MAX_SEQLEN, True),
     "step_tokens": (1, 2**62, True),
@@ -307,6 +315,12 @@ def _check_ranges(config: PlanConfig) -> None:
             raise ConfigError(f"{_flag(name)} {value} is not a number above 0")
         if isinstance(value, np.number):
             config._set(name, value.item())
+    if config.no_repeat_key is not None and (
+        not isinstance(config.no_repeat_key, str) or config.no_repeat_key in ("", "seqlen", *config.budgets)
+    ):
+        raise ConfigError(
+            f"--no-repeat-key {config.no_repeat_key} is no key; name what `packer analyze --key-column` made"
+        )
     for name in ("same_num_samples", "same_seqlen", "drop_untrainable"):
         if not isinstance(getattr(config, name), bool):
             raise ConfigError(f"{_flag(name)} is on or off, not {getattr(config, name)}")
@@ -327,6 +341,12 @@ def _check_packing(config: PlanConfig) -> None:
         raise ConfigError(
             f"--packing {config.packing} makes its own random order; choose --packing next-fit to keep "
             f"--order {config.order}"
+        )
+    if config.shuffle_blocks is not None and (config.order != "random" or config.curriculum is not None):
+        asked = "--curriculum" if config.curriculum is not None else f"--order {config.order}"
+        raise ConfigError(
+            f"--shuffle-blocks {config.shuffle_blocks} makes a random order, block by block, and {asked} "
+            "another one; leave one of them out"
         )
     if config.max_samples is not None and config.min_samples > config.max_samples:
         raise ConfigError(

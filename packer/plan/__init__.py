@@ -1,6 +1,7 @@
 """The plan on disk: its tables, how they are written, how a run reads them, and what must hold in them."""
 
 from packer.plan.epoch import DROP_REASONS, DroppedSamples, PlannedEpoch
+from packer.plan.extents import Extents
 from packer.plan.facts import PlanFacts
 from packer.plan.reader import Epoch, Plan, load_plan
 from packer.plan.rows import Dropped, MicroBatch, MicroBatches, StepRow, Steps
@@ -13,6 +14,7 @@ __all__ = [
     "Dropped",
     "DroppedSamples",
     "Epoch",
+    "Extents",
     "MicroBatch",
     "MicroBatches",
     "Plan",

@@ -53,6 +53,57 @@ def design_effect(epoch: Epoch, step_size: int) -> float | None:
     return float(found / expected * num_steps / (num_steps - 1))
 
 
+def design_effects_by_stretch(
+    epoch: Epoch, step_size: int, first_steps: NDArray[np.int64]
+) -> tuple[float | None, float | None]:
+    """Return the design effect of the steps in their stretch of the epoch, and of the stretches in the epoch.
+
+    Both are 1 where samples are random, as steps and as stretches.
+
+    Args:
+        epoch: whose rows are meant.
+        step_size: E.
+        first_steps: (G,) of each stretch, rising from 0.
+
+    Returns:
+        None for lengths of one class, or stretches of a step each; of stretches None for a single one.
+    """
+    lengths, counts = _histogram(epoch)
+    classes = _classes(lengths.tolist(), counts.tolist())
+    num_steps, num_stretches = epoch.num_steps, len(first_steps)
+    if len(set(classes)) < 2 or num_steps == num_stretches:
+        return None, None
+    stretch_of = np.repeat(np.arange(num_stretches), np.diff(first_steps, append=num_steps))
+    first_of_class = np.flatnonzero(np.diff(classes, prepend=-1))
+    tokens = np.zeros((num_stretches, len(first_of_class)), np.int64)
+    held = step = 0
+    for part in _tokens_by_class(epoch, step_size, lengths[first_of_class]):
+        np.add.at(tokens, stretch_of[step : step + len(part)], part)
+        step += len(part)
+        held += _concentration(part)
+    whole = int(tokens.sum())
+    of_steps = Fraction(held, 1 << _FRACTION_BITS)
+    of_stretches = sum((_evenness(row) for row in tokens.tolist()), Fraction(0))
+    weights = [int(count) * int(length) ** 2 for length, count in zip(lengths, counts, strict=True)]
+    shares = [Fraction(int(part), whole) for part in tokens.sum(axis=0)]
+    spread = sum(
+        (weight * (1 - 2 * shares[number]) for number, weight in zip(classes, weights, strict=True)),
+        Fraction(0),
+    ) + sum(weights) * sum(share * share for share in shares)
+    expected = spread / whole  # of a single step, times the tokens of the epoch
+    within = float(max(of_steps - of_stretches, Fraction(0)) / expected / (num_steps - num_stretches))
+    if num_stretches < 2:
+        return within, None
+    return within, float(
+        (of_stretches - _evenness(tokens.sum(axis=0).tolist())) / expected / (num_stretches - 1)
+    )
+
+
+def _evenness(tokens: list[int]) -> Fraction:
+    """Return Σ h_k² / W."""
+    return Fraction(sum(part * part for part in tokens), max(1, sum(tokens)))
+
+
 def _trained(table: MicroBatches) -> NDArray[np.bool_]:
     """Return (P,) which pieces are of no filler."""
     return np.repeat(~table.is_filler, np.diff(table.offsets))

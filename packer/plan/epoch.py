@@ -55,7 +55,12 @@ class PlannedEpoch:
     of a slot, before balancing), ``curriculum_raises``: where the pool ran dry, as ``{"step", "as_of",
     "beyond"}``. From ``step`` on, counted over all epochs, to the end of this one the epoch may use what the
     schedule admits at step ``as_of``, if that is later; with ``beyond`` n > 0 all that the schedule ever
-    admits, and the n next difficulties."""
+    admits, and the n next difficulties. ``blocks``, of an order by blocks: ``num_blocks`` of the source;
+    ``open_blocks`` and ``open_bytes``, the most that are open at a step, from the first step that reads of a
+    block to the last; how much more than random samples the steps differ from their stretch of the epoch
+    (``design_effect_of_steps``), and the stretches from the epoch (``design_effect_of_stretches``). A stretch
+    begins with the step that first reads of the 0th, the K-th, the 2K-th … block that the epoch comes to.
+    ``key_max_count``: rows, copies left out, that hold the most frequent value of ``no_repeat_key``."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -43,6 +43,8 @@ def _problems(header: Mapping[str, Any]) -> Iterator[str]:
             yield from _misfits(counts, _EPOCH_OF_VERSION_2, f"epochs[{number}].")
             yield from _misfits(counts["design_effect"], _DESIGN_EFFECT, f"epochs[{number}].design_effect.")
         yield from _misfits(counts["figures"], _FIGURES, f"epochs[{number}].figures.", may_miss=True)
+        if "blocks" in counts["figures"]:
+            yield from _misfits(counts["figures"]["blocks"], _BLOCKS, f"epochs[{number}].figures.blocks.")
         for raised in counts["figures"].get("curriculum_raises", []):
             yield from _misfits(raised, _RAISE, f"epochs[{number}].figures.curriculum_raises.")
     for drops in [header["dropped"], *(counts["dropped"] for counts in header["epochs"])]:
@@ -210,6 +212,8 @@ _CONFIG: dict[str, Fits] = {
 }
 _OPTIONS: dict[str, Fits] = {
     "curriculum": _maybe(_is_a(dict)),
+    "shuffle_blocks": _maybe(_is_positive),
+    "no_repeat_key": _maybe(_is_a(str)),
     "sp_size": _is_size,
     "pad_multiple": _is_size,
     "pad_segments_to": _is_size,
@@ -253,6 +257,15 @@ _FIGURES: dict[str, Fits] = {
     "num_packed": _is_count,
     "rank_imbalance_before": _is_number,
     "curriculum_raises": _is_a(list),
+    "blocks": _is_a(dict),
+    "key_max_count": _is_count,
+}
+_BLOCKS: dict[str, Fits] = {
+    "num_blocks": _is_positive,
+    "open_blocks": _is_count,
+    "open_bytes": _is_count,
+    "design_effect_of_steps": _maybe(lambda value: _is_number(value) and value >= 0),
+    "design_effect_of_stretches": _maybe(lambda value: _is_number(value) and value >= 0),
 }
 _RAISE: dict[str, Fits] = {"step": _is_count, "as_of": _is_count, "beyond": _is_count}
 _LOSSES: dict[str, Fits] = {"num_samples": _is_count, "num_tokens": _is_count}

@@ -9,6 +9,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from packer.arrays import numpy_dtype
 from packer.plan import schema
 from packer.plan.reader import Plan
 
@@ -48,7 +49,7 @@ def _write_microbatches(archive: zipfile.ZipFile, plan: Plan, name: str) -> Iter
     yield
     num_pieces = sum(len(batch["seqlens"]) for batch in plan.batches(name))
     for field in lists:
-        dtype = np.dtype(field.type.value_type.to_pandas_dtype())
+        dtype = numpy_dtype(field.type.value_type)
         pieces = (batch[field.name] for batch in plan.batches(name))
         _write_array(archive, field.name, dtype, num_pieces, pieces)
         yield
@@ -63,7 +64,7 @@ def _write_columns(
     for field in plan.columns(name):
         if field.name in leave_out or any(field.name not in batch for batch in plan.batches(name)):
             continue
-        dtype = np.dtype(field.type.to_pandas_dtype())
+        dtype = numpy_dtype(field.type)
         pieces = (batch[field.name] for batch in plan.batches(name))
         _write_array(archive, prefix + field.name, dtype, num_rows, pieces)
         yield

@@ -15,10 +15,12 @@ from packer.options.bounds import Company, longest_sample
 from packer.plan import schema
 from packer.plan.digest import content_hash
 from packer.plan.reader import Plan, load_plan
+from packer.plan.verify_blocks import check_blocks
 from packer.plan.verify_copies import check_copies
 from packer.plan.verify_curriculum import check_curriculum
 from packer.plan.verify_drops import DropRules
 from packer.plan.verify_figures import check_figures
+from packer.plan.verify_keys import check_keys
 from packer.plan.verify_rows import RowRules
 from packer.plan.verify_samples import check_samples
 from packer.plan.verify_steps import StepRules
@@ -59,8 +61,9 @@ def verify_plan(
 
     Args:
         plan: a plan, or its directory.
-        metrics: the metrics it was made from; every planned length is compared with them, and every step with
-            what its curriculum admits.
+        metrics: the metrics it was made from; every planned length is compared with them, every step with
+            what its curriculum admits, an order by blocks with the blocks, and the samples of every
+            micro-batch with the key that may not repeat.
         progress: told how far the check has come.
 
     Raises:
@@ -98,6 +101,10 @@ def verify_plan(
         check_samples(plan, number, seqlens)
         check_copies(plan, number)
         check_figures(plan, number)
+        if metrics is not None:
+            check_blocks(plan, number, metrics.blocks)
+            if plan.config.get("no_repeat_key") is not None:
+                check_keys(plan, number, metrics.metric(plan.config["no_repeat_key"]))
     rows.check_shapes()
     drops.check_counts()
     steps.check_learning_rates()

@@ -24,20 +24,25 @@ def check_figures(plan: Plan, epoch: int) -> None:
     if plan.header["version"] < 2:
         return
     opened, stated = plan.epoch(epoch), plan.header["epochs"][epoch]
-    _compare(
+    compare(
         epoch, "design_effect", stated["design_effect"]["seqlen"], design_effect(opened, _step_size(plan))
     )
     costs = np.concatenate([np.empty(0, np.int64), *(table.cost for table in opened.microbatches())])
     by_slots, by_steps = time_lost(costs, plan.dp_size, plan.grad_accum)
-    _compare(epoch, "rank_imbalance", stated["rank_imbalance"], by_slots)
-    _compare(epoch, "rank_imbalance_by_step", stated["rank_imbalance_by_step"], by_steps)
+    compare(epoch, "rank_imbalance", stated["rank_imbalance"], by_slots)
+    compare(epoch, "rank_imbalance_by_step", stated["rank_imbalance_by_step"], by_steps)
 
 
 def _step_size(plan: Plan) -> int:
     return plan.dp_size * plan.grad_accum
 
 
-def _compare(epoch: int, name: str, stated: float | None, actual: float | None) -> None:
+def compare(epoch: int, name: str, stated: float | None, actual: float | None) -> None:
+    """Refuse a figure of ``plan.json`` that is not, to ``TOLERANCE``, what the rows give.
+
+    Raises:
+        InvariantError: names both.
+    """
     if stated is not None and actual is not None:
         if math.isclose(stated, actual, rel_tol=TOLERANCE, abs_tol=TOLERANCE):
             return

@@ -10,7 +10,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from packer._version import __version__
-from packer.arrays import to_arrow
+from packer.arrays import numpy_dtype, to_arrow
 from packer.plan import schema
 from packer.plan.counts import Cuts, ShapeTable, drop_counts, time_lost, whole_samples
 from packer.plan.digest import HEADER_HASH, content_hash, header_hash
@@ -327,4 +327,4 @@ def _array(field: pa.Field, values: Any) -> pa.Array:
         offsets, elements = values
         inner = _array(field.type.value_field, elements)
         return pa.ListArray.from_arrays(to_arrow(offsets), inner, type=field.type)
-    return to_arrow(values.astype(field.type.to_pandas_dtype(), copy=False))
+    return to_arrow(values.astype(numpy_dtype(field.type), copy=False))

@@ -8,12 +8,15 @@ from numpy.typing import NDArray
 
 from packer.errors import ConfigError
 from packer.kernels.limits import Limits
+from packer.metrics import Blocks
 from packer.options.config import MAX_SEQLEN, PlanConfig
 from packer.plan.epoch import PlannedEpoch
 from packer.planner.choose.pieces import Pieces
+from packer.planner.compose.block_figures import block_figures
 from packer.planner.compose.composition import Composition, compose
 from packer.planner.compose.mix import Mix
 from packer.planner.order.orders import Purpose, histogram, key_for
+from packer.planner.packing.by_block import pack_by_block
 from packer.planner.packing.curriculum import pack_by_admission
 from packer.planner.packing.lower_bound import lower_bound
 from packer.planner.packing.microbatches import IntArray, MicroBatches
@@ -46,6 +49,8 @@ class EpochPlanner:
     """(N,) of every sample of the source; None for all tokens but each sample's first."""
     admissions: NDArray[np.int64] | None = None
     """(P,) the step, over all epochs, from which on each piece may be used; None without a curriculum."""
+    blocks: Blocks | None = None
+    """How the samples of the source lie in files; needed for an order by blocks."""
     pace: Pace
     """Told what is being done."""
 
@@ -101,14 +106,38 @@ class EpochPlanner:
 
     def _compose(self, epoch: int, limits: Limits, mix: Mix, first_step: int) -> Composition:
         # handed over without a name, so that they can go while they are composed
-        return compose(
+        composed = compose(
             self._pack(epoch, limits, first_step), self.pieces, mix, self.config, epoch, self.loss_tokens
         )
+        if self.pieces.keys is not None:
+            figure = _max_count(self.pieces.keys, self.pieces.sample_ids(composed.pieces), composed)
+            composed = replace(composed, figures=composed.figures | {"key_max_count": figure})
+        if self.blocks is None:
+            return composed
+        figures = block_figures(
+            self.blocks,
+            self.pieces.sample_ids(composed.pieces),
+            composed.seqlens,
+            composed.offsets,
+            composed.rows.is_filler,
+            self.config,
+        )
+        return replace(composed, figures=composed.figures | {"blocks": figures})
 
     def _pack(self, epoch: int, limits: Limits, first_step: int) -> MicroBatches:
         pieces, config = self.pieces, self.config
         self.pace.begin(Phase.PACK, epoch)
-        if self.admissions is None:
+        if self.blocks is not None:
+            microbatches = pack_by_block(
+                pieces.lengths,
+                pieces.owners,
+                self._block_edges,
+                limits,
+                config,
+                epoch=epoch,
+                progress=self.pace.advance,
+            )
+        elif self.admissions is None:
             key = key_for(config.seed, epoch, Purpose.SAMPLES)
             microbatches = pack(pieces.lengths, pieces.owners, limits, config, key)
         else:
@@ -131,6 +160,14 @@ class EpochPlanner:
         bound = lower_bound(lengths[counts > 0], counts[counts > 0], limits)
         figures = {"lower_bound": bound, "num_packed": len(microbatches)}
         return replace(microbatches, figures=microbatches.figures | figures)
+
+    @property
+    def _block_edges(self) -> NDArray[np.int64]:
+        """(B + 1,) the piece at which each block begins, and their number."""
+        assert self.blocks is not None
+        if self.pieces.ids is None:
+            return self.blocks.edges
+        return np.searchsorted(self.pieces.ids, self.blocks.edges)
 
     def _shared(self, epochs: Iterable[Composition]) -> Shared:
         """Run through the epochs for what all of them need to know, if there is anything."""
@@ -202,6 +239,14 @@ class EpochPlanner:
                 "--pad-multiple, --pad-segments-to or --sp-size"
             )
         return padded.astype(np.int32)
+
+
+def _max_count(keys: IntArray, sample_ids: IntArray, composed: Composition) -> int:
+    """Return how many rows, copies left out, hold the key that most hold."""
+    is_copy = composed.rows.is_filler | composed.rows.is_repeat
+    planned = keys[sample_ids[~np.repeat(is_copy, np.diff(composed.offsets))]]
+    _, counts = np.unique(planned[planned >= 0], return_counts=True)
+    return int(counts.max(initial=0))
 
 
 def _taken_out(held: list[Composition]) -> Iterator[Composition]:

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -9,7 +10,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from packer.curriculum import parse_curriculum
 from packer.errors import ConfigError, MetricsError
-from packer.metrics import Metrics, open_metrics
+from packer.metrics import Blocks, Metrics, open_metrics
 from packer.options.config import PlanConfig
 from packer.plan import schema
 from packer.plan.facts import PlanFacts
@@ -33,6 +34,7 @@ def make_plan(
     *,
     loss_tokens: ArrayLike | None = None,
     metrics: Mapping[str, ArrayLike] | None = None,
+    blocks: Blocks | None = None,
     out: str | os.PathLike[str] | None = None,
     overwrite: bool = False,
     progress: Listener | None = None,
@@ -45,7 +47,8 @@ def make_plan(
             and the plan names it, so that the loader can tell another data set from the one measured.
         config: the options.
         loss_tokens: (N,) tokens of every sample that the loss counts. Default: all but each sample's first.
-        metrics: further metrics by name, (N,) each, for budgets or a curriculum on them.
+        metrics: further metrics by name, (N,) each, for budgets or a curriculum on them, or keys.
+        blocks: how the samples lie in files, for ``shuffle_blocks``; a metrics directory brings its own.
         out: the directory to publish. Default: the plan stays in memory, ``Plan.save`` writes it.
         overwrite: replace a plan that is there.
         progress: told, phase by phase and while rows are written, how far planning is.
@@ -72,6 +75,7 @@ def make_plan(
         metrics = {name: measured.metric(name) for name in measured.names} | dict(metrics or {})
         if loss_tokens is None:
             loss_tokens = metrics.get(LOSS_TOKENS)
+        blocks = blocks or measured.blocks
     lengths = _integers(SEQLEN, seqlens, None)
     known = {
         name: _integers(name, values, len(lengths))
@@ -82,19 +86,26 @@ def make_plan(
     _total(lengths)
     for name in sorted(config.further_metrics - set(known)):
         option = "--max-tokens" if name in config.budgets else "--curriculum"
+        if name == config.no_repeat_key:
+            option = "--no-repeat-key"
         have = ", ".join([SEQLEN, *known])
         raise ConfigError(f"{option} names metric {name!r}, and measured is only {have}; analyze it as well")
     pace = Pace(progress, num_samples=len(lengths), num_epochs=config.epochs)
     if measured:
         pace.advance(0.0)
         measured.check_files()
+    if config.shuffle_blocks is not None:
+        _check_blocks(blocks, len(lengths), config)
     pieces, dropped, limit = choose_pieces(lengths, config, known, loss)
+    if config.no_repeat_key is not None:
+        pieces = replace(pieces, keys=known[config.no_repeat_key])
     config = resolve_step_tokens(config, pieces)
     planner = EpochPlanner(
         pieces=pieces,
         config=config,
         loss_tokens=loss,
         admissions=_admissions(pieces, config, known),
+        blocks=None if config.shuffle_blocks is None else blocks,
         pace=pace,
     )
     lr_base, epochs = planner.plan_epochs()
@@ -122,6 +133,20 @@ def _refuse_other_config(config: object) -> None:
     if not isinstance(config, PlanConfig):
         spelt = "PlanConfig(**config)" if isinstance(config, Mapping) else "PlanConfig(max_tokens=…)"
         raise ConfigError(f"config must be a PlanConfig, not {type(config).__name__}; give packer.{spelt}")
+
+
+def _check_blocks(blocks: Blocks | None, num_samples: int, config: PlanConfig) -> None:
+    if blocks is None:
+        raise ConfigError(
+            f"--shuffle-blocks {config.shuffle_blocks} needs to know how the samples lie in files, and "
+            "nothing says it (an older packer, another tool, or lengths in memory); run `packer analyze` "
+            "over the files, or leave it out"
+        )
+    if blocks.num_samples != num_samples:
+        raise MetricsError(
+            f"the blocks hold {blocks.num_samples} samples, and there are {num_samples} lengths; analyze "
+            "both together"
+        )
 
 
 def _admissions(

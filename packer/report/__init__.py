@@ -6,6 +6,7 @@ What draws on a screen is imported when it is first used: numbers and text need 
 from importlib import import_module
 from typing import TYPE_CHECKING
 
+from packer.report.calibration import write_calibration_html
 from packer.report.html import html_page, write_html
 from packer.report.summary import PlanSummary, summarize
 from packer.report.survey import Survey, step_rows, survey
@@ -39,6 +40,7 @@ __all__ = [
     "summarize",
     "summary_lines",
     "survey",
+    "write_calibration_html",
     "write_html",
 ]
 

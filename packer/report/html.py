@@ -36,7 +36,18 @@ def write_html(plan: Plan, path: str | os.PathLike[str], *, progress: Progress |
     """
     path = Path(path)
     _refuse_other_files(path)
-    page = html_page(plan, progress=progress)
+    publish_page(html_page(plan, progress=progress), path)
+
+
+def publish_page(page: str, path: str | os.PathLike[str]) -> None:
+    """Write a page; ``path``, if it is an earlier one, is replaced when all is written.
+
+    Raises:
+        TargetExistsError: ``path`` is there and is no web page.
+        TargetWriteError: no room, no permission, or a read-only place.
+    """
+    path = Path(path)
+    _refuse_other_files(path)
     partial = path.with_name(f".{path.name}.partial")
     try:
         partial.write_text(page, encoding="utf-8")

@@ -28,6 +28,9 @@ STEPS_TO_DEAL = 8
 MIXED_STEPS = 1.1
 """A design effect up to this is that of random steps."""
 
+KEY_SHARE = 0.9
+"""A key in more of the micro-batches than this decides how many there are."""
+
 EVEN_TOKENS = 1.25
 """Steps whose tokens spread less than this, from 5% to 95%, count as even."""
 
@@ -62,6 +65,23 @@ class Shape(NamedTuple):
         """Padded over real tokens, less one."""
         padded = self.num_rows * self.padded_seqlen * self.num_microbatches
         return padded / self.num_tokens - 1 if self.num_tokens else 0.0
+
+
+class BlockOrder(NamedTuple):
+    """What an order by blocks asks of the loader, and what it gives up; see ``PlannedEpoch.figures``."""
+
+    at_a_time: int
+    """Blocks whose samples are shuffled together."""
+    num_blocks: int
+    """Of the source."""
+    open_blocks: int
+    """The most at a step of any epoch: what a process has to keep so that it reads every block once."""
+    open_bytes: int
+    """The most of them, decoded."""
+    design_effect_of_steps: float | None
+    """How much more than random ones the steps differ from their stretch of the epoch, a mean over epochs."""
+    design_effect_of_stretches: float | None
+    """How much more than random ones the stretches differ from the epoch."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -108,6 +128,8 @@ class PlanSummary:
     design_effect: dict[str, float | None]
     """By ``seqlen`` and by ``source``: how much more the steps differ in their mix than random ones, a mean
     over the epochs. None for one class, one step, or plans of format version 1."""
+    blocks: BlockOrder | None
+    """Of an order by blocks; None where all samples are shuffled at once."""
     order_is_given: bool
     """Whether the user chose the order of the samples, and with it what a step holds."""
     length_metric: str
@@ -143,7 +165,7 @@ class PlanSummary:
         """Return plain JSON."""
         entries = asdict(self)
         for name, value in entries.items():
-            if isinstance(value, Distribution):
+            if isinstance(value, Distribution | BlockOrder):
                 entries[name] = value._asdict()
         if self.shapes is not None:
             entries["shapes"] = [shape._asdict() | {"padding": shape.padding} for shape in self.shapes]
@@ -197,6 +219,7 @@ def summarize(plan: Plan) -> PlanSummary:
         lower_bound=_sum_figure(epochs, "lower_bound"),
         num_packed=_sum_figure(epochs, "num_packed"),
         design_effect={name: _mean_effect(epochs, name) for name in ("seqlen", "source")},
+        blocks=_block_order(plan),
         order_is_given=_order_is_given(plan),
         length_metric=_length_metric(plan),
         rank_imbalance=_mean([counts["rank_imbalance"] for counts in epochs]),
@@ -274,6 +297,26 @@ def _mean_effect(epochs: list[dict[str, Any]], name: str) -> float | None:
     return _mean(known) if known else None
 
 
+def _block_order(plan: Plan) -> BlockOrder | None:
+    at_a_time = plan.config.get("shuffle_blocks")
+    stated = [counts["figures"].get("blocks") for counts in plan.header["epochs"]]
+    if at_a_time is None or not stated or None in stated:
+        return None
+
+    def mean(name: str) -> float | None:
+        known = [figures[name] for figures in stated if figures[name] is not None]
+        return _mean(known) if known else None
+
+    return BlockOrder(
+        at_a_time=at_a_time,
+        num_blocks=stated[0]["num_blocks"],
+        open_blocks=max(figures["open_blocks"] for figures in stated),
+        open_bytes=max(figures["open_bytes"] for figures in stated),
+        design_effect_of_steps=mean("design_effect_of_steps"),
+        design_effect_of_stretches=mean("design_effect_of_stretches"),
+    )
+
+
 def _order_is_given(plan: Plan) -> bool:
     return plan.config.get("order") != "random" or plan.config.get("curriculum") is not None
 
@@ -304,6 +347,7 @@ def _notes(plan: Plan, lr_scale: Distribution | None, tokens: Distribution | Non
                 f"the curriculum's pool ran dry in epoch {number}, first before step {raises[0]['step']}: at "
                 f"{counted(len(raises), 'step')} the difficulty was raised early to the next value"
             )
+    yield from _key_notes(plan)
     unfilled = _dropped(plan).get("remainder", {"num_samples": 0})["num_samples"]
     if unfilled > LARGE_REMAINDER * plan.num_samples * plan.num_epochs:
         share = unfilled / (plan.num_samples * plan.num_epochs)
@@ -318,6 +362,19 @@ def _notes(plan: Plan, lr_scale: Distribution | None, tokens: Distribution | Non
         yield "the plan has no step"
     elif lr_scale.max > WIDE_LR_RANGE * lr_scale.min:
         yield f"the learning-rate factor spans {_times(lr_scale)} over the steps; {_lr_cure(tokens)}"
+
+
+def _key_notes(plan: Plan) -> Iterator[str]:
+    """Tell of a key so frequent that it decides how many micro-batches there are."""
+    for number, counts in enumerate(plan.header["epochs"]):
+        most, rows = counts["figures"].get("key_max_count", 0), counts["num_microbatches"]
+        if most > KEY_SHARE * rows:
+            yield (
+                f"one value of {plan.config['no_repeat_key']} is in {most:,} of the {rows:,} micro-batches "
+                f"of epoch {number}, so that it decides how many there are, and how full; leave some of its "
+                "samples out (--sample-ids), or choose a finer key"
+            )
+            return
 
 
 def _mix_note(plan: Plan, effect: float, tokens: Distribution) -> str:

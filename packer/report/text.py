@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 
-from packer.report.summary import Distribution, PlanSummary, Shape, ratio
+from packer.report.summary import BlockOrder, Distribution, PlanSummary, Shape, ratio
 from packer.wording import counted
 
 _LABEL_WIDTH = 21
@@ -38,6 +38,10 @@ def facts(summary: PlanSummary) -> Iterator[tuple[str, str]]:
         yield "samples per step", _spread(summary.samples_per_step)
     if any(effect is not None for effect in summary.design_effect.values()):
         yield "design effect", _mix(summary)
+    if summary.blocks is not None:
+        yield "blocks", _blocks(summary.blocks)
+        if summary.blocks.design_effect_of_stretches is not None:
+            yield "mix by stretch", _stretches(summary.blocks)
     if summary.num_fillers:
         yield "fillers", f"{counted(summary.num_fillers, 'masked micro-batch')} to make the last steps full"
     if summary.num_repeats:
@@ -166,6 +170,25 @@ def _mix(summary: PlanSummary) -> str:
     ]
     meaning = "by the order given" if summary.order_is_given else "1: steps differ as random ones would"
     return f"{', '.join(effects)} ({meaning})"
+
+
+def _blocks(order: BlockOrder) -> str:
+    size = amount(order.open_bytes)
+    cache = f"{size}B" if size[-1].isalpha() else f"{size} bytes"
+    return (
+        f"{order.at_a_time:,} of {order.num_blocks:,} shuffled at a time; at most {order.open_blocks:,} are "
+        f"open: a cache of {cache} a worker"
+    )
+
+
+def _stretches(order: BlockOrder) -> str:
+    steps, stretches = order.design_effect_of_steps, order.design_effect_of_stretches
+    assert steps is not None
+    assert stretches is not None
+    return (
+        f"{ratio(steps)} of steps from their {counted(order.at_a_time, 'block')}, {ratio(stretches)} of "
+        "these from the epoch (1: random)"
+    )
 
 
 def _packs(summary: PlanSummary) -> str:

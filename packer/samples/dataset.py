@@ -55,6 +55,16 @@ class Dataset:
         """What the length of a sample is."""
         return self._definition
 
+    @property
+    def source(self) -> Source:
+        """The rows that the samples are made of."""
+        return self._source
+
+    @property
+    def fields(self) -> dict[str, str]:
+        """The list columns that are delivered, by the name they get."""
+        return dict(self._fields)
+
     def __len__(self) -> int:
         return self._num_rows
 

@@ -41,7 +41,8 @@ def prompts_and_wholes(
         completions = [_strings(batch, column) for _, column in definition.columns]
     wholes = [_joined(prompts, _ended(completion, definition.eos)) for completion in completions]
     whole_rows = to_arrow(np.logical_and.reduce([valid_rows(whole) for whole in wholes]))
-    nothing = pa.scalar(None, pa.large_string())
+    # an array: with a scalar, pyarrow before 24 takes the texts of a slice from another place
+    nothing = pa.nulls(len(prompts), pa.large_string())
     return (
         pc.if_else(whole_rows, prompts, nothing),
         [pc.if_else(whole_rows, whole, nothing) for whole in wholes],

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from packer.arrays import to_numpy
 from packer.errors import ConfigError, MissingExtraError
+from packer.machine import num_cores
 from packer.samples.fast_count import ProvenCounter
 from packer.samples.ragged import RowError, valid_rows
 
@@ -162,8 +163,7 @@ def _num_threads() -> int:
     if os.environ.get("TOKENIZERS_PARALLELISM", "").lower() in ("false", "off", "no", "n", "f", "0"):
         return 1
     limit = os.environ.get("RAYON_NUM_THREADS", "")
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return int(limit) if limit.isdecimal() and int(limit) else cores
+    return int(limit) if limit.isdecimal() and int(limit) else num_cores()
 
 
 def _cut(texts: pa.Array, num_bytes: int) -> list[NDArray[np.int64]]:

@@ -18,13 +18,14 @@ from packer.sources.columns import decoded_schema, split_path
 from packer.sources.ipc_messages import (
     FILE_MAGIC,
     Message,
+    decoded_bytes,
     header_ranges,
     layout_of,
     scan_file,
     scan_stream,
 )
 from packer.sources.location import Location, edge_hash, reading
-from packer.sources.part import Columns, Part, Unit, cut_pieces
+from packer.sources.part import Columns, Part, PartBlocks, Unit, cut_pieces
 from packer.sources.remote import RemoteFile
 
 _HEADER_BYTES = 4 << 10
@@ -126,6 +127,15 @@ class ArrowPart(Part):
         rows = np.diff(self._first_rows)
         num_bytes = np.array([batch.num_bytes for batch in self._batches], np.int64)
         return cut_pieces(part, rows, num_bytes, self._num_bytes if self._in_order else target_bytes)
+
+    def blocks(self, columns: Sequence[str]) -> PartBlocks:
+        """Return the record batches, all columns counted; a stream with dictionaries is one block."""
+        with self.location.open() as file, reading(self.location):
+            sizes = [decoded_bytes(file, batch) for batch in self._batches]
+        rows, num_bytes = np.diff(self._first_rows), np.array(sizes, np.int64)
+        if self._in_order:
+            rows, num_bytes = rows.sum(keepdims=True), num_bytes.sum(keepdims=True)
+        return PartBlocks(rows, num_bytes)
 
     def read(self, unit: Unit, columns: Columns) -> Iterator[pa.RecordBatch]:
         """Yield the unit's record batches, views of the mapped file where it is not compressed."""

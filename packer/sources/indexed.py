@@ -18,7 +18,7 @@ from packer.errors import SourceError
 from packer.mmididx import DEEPSPEED_DTYPES, MEGATRON_DTYPES, IndexFile, read_index
 from packer.sources.cache import BatchCache
 from packer.sources.location import Location, file_hash, reading
-from packer.sources.part import BATCH_ROWS, Columns, Part, Unit
+from packer.sources.part import BATCH_ROWS, BLOCK_BYTES, Columns, Part, PartBlocks, Unit
 
 TOKENS_COLUMN = "input_ids"
 
@@ -88,6 +88,21 @@ class IndexedPart(Part):
             for start in range(0, self.num_rows, step)
             for stop in [min(start + step, self.num_rows)]
         ]
+
+    def blocks(self, columns: Sequence[str]) -> PartBlocks:
+        """Return stretches of about ``BLOCK_BYTES`` of tokens: the format has no blocks of its own."""
+        firsts, starts, num_bytes = [np.empty(0, np.int64)], [np.empty(0, np.int64)], 0
+        last = -1
+        for start in range(0, self.num_rows, _CHUNK_ITEMS):
+            sizes = self._index.sizes[start : start + _CHUNK_ITEMS].astype(np.int64) * self._dtype.itemsize
+            before = num_bytes + np.cumsum(sizes) - sizes
+            stretch = before // BLOCK_BYTES
+            begins = np.flatnonzero(np.diff(stretch, prepend=last) > 0)
+            firsts.append(start + begins)
+            starts.append(before[begins])
+            last, num_bytes = int(stretch[-1]), num_bytes + int(sizes.sum())
+        rows = np.diff(np.append(np.concatenate(firsts), self.num_rows))
+        return PartBlocks(rows, np.diff(np.append(np.concatenate(starts), num_bytes)))
 
     def read(self, unit: Unit, columns: Columns) -> Iterator[pa.RecordBatch]:
         """Yield lists over the mapped file, untouched; of a remote file the lengths alone, over nulls."""

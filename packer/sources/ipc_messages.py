@@ -145,6 +145,56 @@ def scan_file(file: BinaryIO, footer: bytes, size: int, *, keep: bool = False) -
     return batches
 
 
+def decoded_bytes(file: BinaryIO, batch: Message) -> int:
+    """Return what the buffers of a record batch take in memory; compressed ones say it in front of each.
+
+    Raises:
+        SourceError: a buffer lies outside the batch.
+    """
+    if not batch.is_compressed:
+        return batch.num_bytes
+    file.seek(batch.offset)
+    prefix = file.read(8)
+    skip = 8 if prefix[:4] == _CONTINUATION else 4
+    (metadata_size,) = struct.unpack("<i", prefix[skip - 4 : skip])
+    file.seek(batch.offset + skip)
+    metadata = file.read(metadata_size)
+    total = 0
+    try:
+        vector = _table(metadata, _table(metadata, _root(metadata), 2), 2)
+        (count,) = struct.unpack_from("<I", metadata, vector)
+        for place in range(vector + 4, vector + 4 + 16 * count, 16):
+            start, size = struct.unpack_from("<qq", metadata, place)
+            if size == 0:
+                continue
+            file.seek(batch.offset + skip + metadata_size + start)
+            (decoded,) = struct.unpack("<q", file.read(8))
+            total += size - 8 if decoded < 0 else decoded  # below 0: this one is stored as it is
+    except (struct.error, IndexError, OSError, ValueError) as error:
+        raise SourceError(
+            f"the buffers of the record batch at byte {batch.offset} are not where its header says; the file "
+            "is damaged, fetch it again"
+        ) from error
+    return total
+
+
+def end_of_buffers(message: bytes, num_buffers: int) -> int:
+    """Return how many bytes of a record batch's message hold its header and the first of its buffers.
+
+    Args:
+        message: header and body, as written since Arrow 0.15.
+        num_buffers: in the order of the columns, those of nested ones after their own.
+    """
+    (metadata_size,) = struct.unpack_from("<i", message, 4)
+    metadata = message[8 : 8 + metadata_size]
+    batch = _table(metadata, _root(metadata), 2)
+    vector = _table(metadata, batch, 2)
+    ends = [
+        sum(struct.unpack_from("<qq", metadata, vector + 4 + 16 * number)) for number in range(num_buffers)
+    ]
+    return int(8 + metadata_size + max(ends, default=0))
+
+
 def _read_header(file: BinaryIO, offset: int, size: int) -> tuple[int, int, int, bool, bytes] | None:
     """Return (kind, rows, bytes, whether compressed, header) of a message; None at the end-of-stream mark."""
     file.seek(offset)

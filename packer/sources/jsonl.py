@@ -144,6 +144,10 @@ class JsonLinesPart(Part):
             raise SourceError(f"{self.location.path}, row {rows[error.row]}: {error}") from error
         return [batch.slice(row, 1) for row in range(len(lines))]
 
+    def first_row_of(self, unit: Unit) -> int:
+        """Count the rows that begin before the unit does."""
+        return int(np.searchsorted(self._index.bounds[:, 0], unit.start)) if unit.start else 0
+
     def share_read(self, unit: Unit, num_rows: int) -> float:
         """Return how many of the file's bytes are read; a plain file has units too small to ask."""
         return self._num_bytes_read / max(self._num_bytes, 1) if self._compression else 0.0

@@ -14,11 +14,12 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from packer.arrays import numpy_dtype
 from packer.errors import SourceError
 from packer.sources.cache import BatchCache
 from packer.sources.columns import find_field
 from packer.sources.location import Location, edge_hash, reading
-from packer.sources.part import BATCH_BYTES, BATCH_ROWS, Columns, Part, Unit, cut_pieces
+from packer.sources.part import BATCH_BYTES, BATCH_ROWS, Columns, Part, PartBlocks, Unit, cut_pieces
 
 Value = TypeVar("Value")
 
@@ -158,6 +159,10 @@ class MdsPart(Part):
         sizes = np.diff(self._bounds)
         return cut_pieces(part, np.ones(self._num_rows, np.int64), sizes, target_bytes)
 
+    def blocks(self, columns: Sequence[str]) -> PartBlocks:
+        """Return the shard as the one block that it is."""
+        return PartBlocks(np.array([self._num_rows]), np.array([self._num_bytes]))
+
     def read(self, unit: Unit, columns: Columns) -> Iterator[pa.RecordBatch]:
         """Read and parse the unit's samples, some MiB at a time."""
         start = unit.start
@@ -238,7 +243,7 @@ def _to_arrow(values: list[memoryview], encoding: str) -> pa.Array:
     if encoding in _TEXTS or encoding == _BYTES:
         return pa.array([bytes(value) for value in values], pa.binary()).cast(_arrow_type(encoding))
     if encoding in _SCALARS:
-        flat = np.frombuffer(b"".join(values), _SCALARS[encoding].to_pandas_dtype())
+        flat = np.frombuffer(b"".join(values), numpy_dtype(_SCALARS[encoding]))
         return pa.array(flat)
     arrays = [_decode_array(value, encoding) for value in values]
     offsets = np.cumsum([0] + [len(array) for array in arrays])

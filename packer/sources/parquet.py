@@ -1,6 +1,7 @@
 """Parquet: units are row groups; rows at random come from a bounded cache of decoded row groups."""
 
 import hashlib
+import json
 from collections.abc import Iterator, Sequence
 from functools import cached_property, partial
 from typing import Any
@@ -16,11 +17,19 @@ from packer.errors import SourceError
 from packer.sources.cache import BatchCache
 from packer.sources.columns import decoded_schema, find_field, split_path, take_column
 from packer.sources.location import Location, reading
-from packer.sources.part import BATCH_BYTES, BATCH_ROWS, Columns, Part, Unit, cut_pieces
+from packer.sources.part import BATCH_BYTES, BATCH_ROWS, Columns, Part, PartBlocks, Unit, cut_pieces
 from packer.sources.remote import Range, RemoteFile
 
-_NARROW = ("INT32", "FLOAT", "BYTE_ARRAY")
-"""Types of which a value takes four bytes, or an offset does."""
+_VALUE_BYTES = {
+    "BOOLEAN": 1 / 8,
+    "INT32": 4.0,
+    "INT64": 8.0,
+    "INT96": 8.0,
+    "FLOAT": 4.0,
+    "DOUBLE": 8.0,
+    "BYTE_ARRAY": 4.0,
+}
+_OFFSET_BYTES = 4
 
 FETCH_BYTES = 64 << 20
 """Of remote row groups that are fetched at once, about: they are held as stored until they are decoded."""
@@ -110,6 +119,35 @@ class ParquetPart(Part):
             for group in range(metadata.num_row_groups)
         ]
         return cut_pieces(part, self._group_rows, np.array(num_bytes, np.int64), target_bytes)
+
+    def blocks(self, columns: Sequence[str]) -> PartBlocks:
+        """Return the row groups, with what their values take once they are decoded."""
+        metadata = self._metadata
+        leaves = self._leaves(columns) or list(range(metadata.num_columns))
+        widths = {leaf: self._value_bytes(leaf) for leaf in leaves}
+        num_bytes = np.zeros(metadata.num_row_groups, np.int64)
+        for group in range(metadata.num_row_groups):
+            chunks = {leaf: metadata.row_group(group).column(leaf) for leaf in leaves}
+            num_bytes[group] = sum(
+                int(widths[leaf] * chunk.num_values)
+                + (chunk.total_uncompressed_size if chunk.physical_type == "BYTE_ARRAY" else 0)
+                + (_OFFSET_BYTES * metadata.row_group(group).num_rows if self._is_repeated(leaf) else 0)
+                for leaf, chunk in chunks.items()
+            )
+        return PartBlocks(self._group_rows, num_bytes)
+
+    def _value_bytes(self, leaf: int) -> float:
+        """Return what a value of a leaf takes in Arrow; of texts what it takes besides its letters."""
+        column = self._metadata.schema.column(leaf)
+        if column.physical_type == "FIXED_LEN_BYTE_ARRAY":
+            return float(column.length)
+        logical = json.loads(column.logical_type.to_json())
+        if column.physical_type == "INT32" and "bitWidth" in logical:
+            return float(logical["bitWidth"] / 8)
+        return _VALUE_BYTES[column.physical_type]
+
+    def _is_repeated(self, leaf: int) -> bool:
+        return bool(self._metadata.schema.column(leaf).max_repetition_level > 0)
 
     def read(self, unit: Unit, columns: Columns) -> Iterator[pa.RecordBatch]:
         """Decode the unit's row groups one after the other, only the columns asked for."""
@@ -238,16 +276,9 @@ class ParquetPart(Part):
             if any(path == root or path.startswith(f"{root}.") for root in roots)
         ]
 
-    def whole_blocks(self, columns: Sequence[str]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    def whole_blocks(self, columns: Sequence[str]) -> PartBlocks:
         """Return the row groups: a row is decoded with its group."""
-        leaves = self._leaves(columns) or range(self._metadata.num_columns)
-        num_bytes = np.zeros(len(self._group_rows), np.int64)
-        for group in range(len(num_bytes)):
-            for chunk in (self._metadata.row_group(group).column(leaf) for leaf in leaves):
-                width = 4 if chunk.physical_type in _NARROW else 8
-                letters = chunk.total_uncompressed_size if chunk.physical_type == "BYTE_ARRAY" else 0
-                num_bytes[group] += width * chunk.num_values + letters
-        return self._group_rows, num_bytes
+        return self.blocks(columns)
 
     def _batch_rows(self, group: int, columns: Sequence[str]) -> int:
         """Return how many rows to decode at a time: texts stay near `BATCH_BYTES`, numbers near theirs."""

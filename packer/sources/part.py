@@ -3,7 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -22,6 +22,8 @@ the unpaired surrogates of its texts replaced, which JSON can write and no text 
 UNIT_BYTES = 16 << 20
 BATCH_BYTES = 16 << 20
 BATCH_ROWS = 65_536
+BLOCK_BYTES = 16 << 20
+"""Of the blocks of a file that has none of its own: as much as is read at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +42,15 @@ class Unit:
     """Number of rows; None where only reading tells."""
     num_bytes: int
     """Bytes to read, near enough to balance work and to report progress."""
+
+
+class PartBlocks(NamedTuple):
+    """The blocks of one file in order: rows that lie together, and are best read together."""
+
+    rows: NDArray[np.int64]
+    """(B,) rows of each; some may have none."""
+    num_bytes: NDArray[np.int64]
+    """(B,) bytes of each in memory, decoded, near enough to size a cache."""
 
 
 class Part(ABC):
@@ -78,8 +89,19 @@ class Part(ABC):
     def units(self, part: int, columns: Sequence[str], target_bytes: int) -> list[Unit]:
         """Cut the file into units of about ``target_bytes`` of the named columns, never within a row."""
 
-    def whole_blocks(self, columns: Sequence[str]) -> tuple[NDArray[np.int64], NDArray[np.int64]] | None:
-        """Return rows and decoded bytes of the blocks that a row is read with, (B,) each; None: alone.
+    def whole_blocks(self, columns: Sequence[str]) -> PartBlocks | None:
+        """Return the blocks that no row at random is read without; None where rows are read alone.
+
+        Args:
+            columns: the columns that will be read; all, if none is named.
+        """
+        return None
+
+    def blocks(self, columns: Sequence[str]) -> PartBlocks | None:
+        """Return what one access makes the reader fetch and decode, as far as no row need be read to know it.
+
+        None where the rows of a stretch of the file are known only once they were read: the units in which
+        that was done are its blocks then.
 
         Args:
             columns: the columns that will be read; all, if none is named.
@@ -99,6 +121,11 @@ class Part(ABC):
             columns: what to read.
             cache: where batches that are costly to make are kept, shared by all files of a source.
         """
+
+    def first_row_of(self, unit: Unit) -> int:
+        """Return the row of the file at which a unit begins."""
+        assert unit.first_row is not None, "a format whose units do not say it finds it out"
+        return unit.first_row
 
     def share_read(self, unit: Unit, num_rows: int) -> float:
         """Return about how much of a unit is read, 0 to 1, once ``num_rows`` of its rows are."""

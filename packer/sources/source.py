@@ -12,7 +12,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from packer.sources.cache import CACHE_BYTES, BatchCache
 from packer.sources.columns import find_field
-from packer.sources.part import UNIT_BYTES, Columns, OnError, Part, Unit
+from packer.sources.part import UNIT_BYTES, Columns, OnError, Part, PartBlocks, Unit
 from packer.sources.rereading import BlockSizes
 
 MAX_OPEN_FILES = 128
@@ -85,6 +85,14 @@ class Source:
             for unit in part.units(number, columns, target_bytes)
         ]
 
+    def blocks(self, columns: Sequence[str] = ()) -> list[PartBlocks | None]:
+        """Return the blocks of each file; None where only reading tells how many rows they have.
+
+        Args:
+            columns: the columns that will be read; all, if none is named.
+        """
+        return [self._opened(number).blocks(columns) for number in range(len(self.parts))]
+
     def read(self, unit: Unit, columns: Columns) -> Iterator[pa.RecordBatch]:
         """Yield the rows of a unit in order, in batches of bounded size, holding at least ``columns``.
 
@@ -101,15 +109,17 @@ class Source:
         Args:
             columns: the columns that will be read; all, if none is named.
         """
-        rows: list[NDArray[np.int64]] = []
-        num_bytes: list[NDArray[np.int64]] = []
+        of_parts = []
         for number, part in enumerate(self.parts):
-            alone = np.array([part.num_rows], np.int64), np.zeros(1, np.int64)
-            sizes = self._opened(number).whole_blocks(columns)
-            for found, of_part in zip((rows, num_bytes), alone if sizes is None else sizes, strict=True):
-                found.append(of_part)
-        num_rows = np.concatenate(rows)
-        return BlockSizes(np.cumsum(num_rows) - num_rows, num_rows, np.concatenate(num_bytes))
+            alone = PartBlocks(np.array([part.num_rows], np.int64), np.zeros(1, np.int64))
+            of_parts.append(self._opened(number).whole_blocks(columns) or alone)
+        num_rows = np.concatenate([blocks.rows for blocks in of_parts])
+        num_bytes = np.concatenate([blocks.num_bytes for blocks in of_parts])
+        return BlockSizes(np.cumsum(num_rows) - num_rows, num_rows, num_bytes)
+
+    def first_row_of(self, unit: Unit) -> int:
+        """Return the row of the whole at which a unit begins; JSON Lines are scanned once to tell."""
+        return int(self.first_rows[unit.part]) + self.parts[unit.part].first_row_of(unit)
 
     def share_read(self, unit: Unit, num_rows: int) -> float:
         """Return about how much of a unit is read, 0 to 1, once ``num_rows`` of its rows are."""

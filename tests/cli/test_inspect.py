@@ -77,6 +77,11 @@ class TestInspect:
             assert f"step {step} is not planned: epoch 0 has steps 0 to 1" in result.stderr
         assert "epoch 7 is not planned" in run("inspect", folder, "--step", 0, "--epoch", 7).stderr
 
+    def test_an_epoch_without_a_step(self, folder):
+        result = run("inspect", folder, "--epoch", 1)
+        assert result.exit_code == 2
+        assert "--epoch says whose --step is meant" in result.stderr
+
 
 class TestCompare:
     def test_a_plan_with_itself(self, folder):

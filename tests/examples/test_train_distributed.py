@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.examples.launches import EXAMPLES, TORCHRUN, run
+from tests.ranks import FSDP2_ON_CPU
 
 
 @pytest.fixture(scope="module")
@@ -36,6 +37,7 @@ def test_ddp(source: Path, tmp_path: Path) -> None:
     assert trained[5] < trained[0]
 
 
+@pytest.mark.skipif(not FSDP2_ON_CPU, reason="this torch runs FSDP2 on GPUs only")
 def test_fsdp2_on_shared_rows_goes_on_where_it_was_and_equals_whole_rows(
     source: Path, tmp_path: Path
 ) -> None:

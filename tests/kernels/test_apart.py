@@ -22,7 +22,7 @@ def test_pieces_of_one_sample_are_separated(limit, data):
     owners = np.array([sample for sample, _ in pieces], np.int32)
     lengths = np.array([[length for _, length in pieces]], np.int32)
     bounds = limits(capacity, packed=True)
-    packs = keep_apart(best_fit(lengths, bounds, key=np.uint64(1)), owners, bounds, np.uint64(2))
+    packs = keep_apart(best_fit(lengths, bounds, key=np.uint64(1)), lengths, owners, bounds, np.uint64(2))
     packed = rows(packs)
     assert sorted(naive.flat(packed) + packs.leftover.tolist()) == list(range(len(pieces)))
     for row in packed:

@@ -272,7 +272,7 @@ def test_a_plan_does_not_depend_on_threads(monkeypatch):
     for options in ({"packing": "windowed"}, {"layout": "packed", "balance": "flops", "dp_size": 4}):
         hashes = set()
         for count in (1, 3):
-            monkeypatch.setattr("packer.planner.order.threads.num_threads", lambda count=count: count)
+            monkeypatch.setattr("packer.planner.order.threads.num_cores", lambda count=count: count)
             monkeypatch.setattr("packer.planner.order.threads.MIN_CHUNK", 1)
             hashes.add(make_plan(lengths, PlanConfig(max_tokens=1000, **options)).fingerprint)
         assert len(hashes) == 1

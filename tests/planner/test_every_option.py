@@ -8,7 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from packer.errors import ConfigError, EmptyPlanError, PlanError, SampleTooLongError
+from packer.metrics import Blocks
 from packer.plan import verify_plan
+from packer.plan.verify_blocks import check_blocks
+from packer.plan.verify_keys import check_keys
 from packer.planner import PlanConfig, make_plan
 from tests import invariants, plans
 
@@ -77,6 +80,8 @@ options = st.fixed_dictionaries(
         "epochs": st.sampled_from([None, None, 2, 3]),
         "packing": st.sampled_from([None, None, "windowed", "mixed", "next-fit", "best-fit"]),
         "window": sometimes(1, 2, 5),
+        "shuffle_blocks": sometimes(1, 2, 40),
+        "no_repeat_key": sometimes("key"),
         "dp_size": st.sampled_from([None, 1, 2, 3]),
         "grad_accum": sometimes(2, 3),
         "accum_multiple": maybe([2], odds=8),
@@ -115,7 +120,9 @@ def _meaningful(drawn):
     if drawn["step_tokens"] is not None:
         drawn = drawn | {"grad_accum": None}
     if drawn["packing"] in ("mixed", "best-fit"):
-        return drawn | {"layout": "packed", "order": None, "same_num_samples": None}
+        drawn = drawn | {"layout": "packed", "order": None, "same_num_samples": None}
+    if drawn["shuffle_blocks"] is not None:
+        drawn = drawn | {"order": None, "curriculum": None}
     return drawn
 
 
@@ -133,6 +140,13 @@ def without_what_is_refused(drawn):
             del drawn[removable[0]]
 
 
+def check_apart(epoch, key):
+    for table in epoch.microbatches():
+        for ids in np.split(table.sample_ids, table.offsets[1:-1]):
+            keys = [code for code in key[ids].tolist() if code >= 0]
+            assert len(keys) == len(set(keys))
+
+
 planned = set()
 
 
@@ -142,24 +156,35 @@ def test_every_invariant_holds(seqlens, drawn, has_labels):
     config = without_what_is_refused(drawn)
     seqlens = np.array(seqlens)
     loss_tokens = np.maximum(seqlens // 2, 0) if has_labels else None
-    metrics = {"rarity": seqlens * 7 % 9}
+    # a key that every fourth sample lacks, one that is often there, and others
+    key = np.where(np.arange(len(seqlens)) % 4 == 3, -1, np.arange(len(seqlens)) * 5 % 7 % 5)
+    metrics = {"rarity": seqlens * 7 % 9, "key": key}
+    blocks = Blocks(np.arange(0, len(seqlens), 5), np.arange(0, len(seqlens), 5), len(seqlens))
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "plan")
         try:
-            made = make_plan(seqlens, config, loss_tokens=loss_tokens, metrics=metrics, out=path)
+            made = make_plan(
+                seqlens, config, loss_tokens=loss_tokens, metrics=metrics, blocks=blocks, out=path
+            )
         except (EmptyPlanError, SampleTooLongError, ConfigError, PlanError):
             assert not list(Path(folder).glob("plan"))
             return
         invariants.check(path, seqlens, loss_tokens)
         assert verify_plan(path).num_samples == len(seqlens)
+        for epoch in range(made.num_epochs):
+            check_blocks(made, epoch, blocks)
+            if config.no_repeat_key is not None:
+                check_keys(made, epoch, key)
+                check_apart(made.epoch(epoch), key)
         if config.curriculum is not None:
             directory = plans.write_metric(Path(folder, "metrics"), "seqlen", seqlens.tolist())
-            plans.write_metric(directory, "rarity", metrics["rarity"].tolist())
+            for name, values in metrics.items():
+                plans.write_metric(directory, name, values.tolist())
             if loss_tokens is not None:
                 plans.write_metric(directory, "loss_tokens", loss_tokens.tolist())
             assert verify_plan(path, metrics=directory).with_curriculum
         assert (
-            make_plan(seqlens, config, loss_tokens=loss_tokens, metrics=metrics).fingerprint
+            make_plan(seqlens, config, loss_tokens=loss_tokens, metrics=metrics, blocks=blocks).fingerprint
             == made.fingerprint
         )
     planned.update(drawn)
@@ -178,4 +203,6 @@ def test_every_option_was_planned_with():
         "num_shapes",
         "max_attention",
         "sample_ids",
+        "shuffle_blocks",
+        "no_repeat_key",
     }

@@ -13,7 +13,7 @@ from packer.planner.order import orders, threads
 def many_threads(request, monkeypatch):
     """Cut work into so many chunks, and buckets small enough that there are several."""
     count = request.param
-    monkeypatch.setattr(threads, "num_threads", lambda: count)
+    monkeypatch.setattr(threads, "num_cores", lambda: count)
     monkeypatch.setattr(
         orders,
         "chunk_edges",

@@ -90,6 +90,9 @@ def test_labels_in_their_own_layout(kind, data):
         assert measure(batch, definition).lengths["loss_tokens"].tolist() == expected
 
 
+@pytest.mark.skipif(
+    int(pa.__version__.split(".")[0]) < 20, reason="this pyarrow writes no null that lies over elements"
+)
 @pytest.mark.parametrize("kind", ["list", "large_list", "fixed_size_list"])
 @given(data=st.data())
 def test_through_parquet(tmp_path_factory, kind, data):

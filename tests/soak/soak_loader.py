@@ -26,6 +26,7 @@ import numpy as np
 import psutil
 
 from packer.plan import Plan, PlannedEpoch, load_plan, write_plan
+from packer.plan.sources import PlanSource
 from packer.runtime import PlanLoader
 from tests import plans
 
@@ -256,11 +257,8 @@ def _facts_and_epochs() -> tuple[Any, Iterator[PlannedEpoch]]:
             dropped=plans.drops(),
         )
 
-    facts = replace(
-        plans.facts([1], epochs=EPOCHS, dp_size=PER_STEP),
-        num_samples=NUM_SAMPLES,
-        num_tokens=int((1 + np.arange(NUM_SAMPLES) % 3).sum()),
-    )
+    source = PlanSource(num_samples=NUM_SAMPLES, num_tokens=int((1 + np.arange(NUM_SAMPLES) % 3).sum()))
+    facts = replace(plans.facts([1], epochs=EPOCHS, dp_size=PER_STEP), sources=[source])
     return facts, map(epoch, range(EPOCHS))
 
 

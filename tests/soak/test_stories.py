@@ -24,9 +24,9 @@ def test_a_run_whose_worker_is_killed_goes_on_and_leaves_nothing_behind(seed):
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-def test_two_hundred_stories():
+def test_one_hundred_stories():
     with nothing_left_behind():
-        assert sum(tell(seed) for seed in range(1000, 1200)) > 5000
+        assert sum(tell(seed) for seed in range(1000, 1100)) > 2500
 
 
 @pytest.mark.slow

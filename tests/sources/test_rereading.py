@@ -7,11 +7,14 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 
 import packer
+from cli.main import cli
 from packer.errors import ConfigError, PackerWarning
+from packer.plan.rereading import rereading_of, samples_of_a_process
 from packer.samples import LengthDefinition, open_dataset
 from packer.sources.rereading import BlockSizes, play
 
@@ -128,3 +131,20 @@ def test_a_larger_cache_is_a_cure(file, monkeypatch):
 def test_a_negative_cache_is_refused(file):
     with pytest.raises(ConfigError, match="cache_bytes=-1 is negative"):
         open_dataset(file, definition=LengthDefinition.by_tokens("ids"), cache_bytes=-1)
+
+
+def test_packer_plan_tells_it_from_the_metrics(file, tmp_path, monkeypatch):
+    packer.analyze(file, out=tmp_path / "metrics", tokens_column="ids")
+    metrics = packer.open_metrics(tmp_path / "metrics")
+    plan = packer.make_plan(metrics, packer.PlanConfig(max_tokens=4 * ROW_TOKENS, dp_size=2))
+    group_bytes = 8 * GROUP_ROWS * ROW_TOKENS
+    assert rereading_of(plan, metrics) is None
+    found = rereading_of(plan, metrics, cache_bytes=2 * group_bytes)
+    dataset = open_dataset(file, metrics=metrics, cache_bytes=2 * group_bytes)
+    assert found == dataset.rereading(samples_of_a_process(plan, 0, 2))
+    assert found.is_dear
+    monkeypatch.setattr("cli.plan.rereading_of", lambda *of: found)
+    arguments = ["plan", tmp_path / "metrics", "--out", tmp_path / "plan", "--max-tokens", 200]
+    result = CliRunner().invoke(cli, [*map(str, arguments)])
+    assert result.exit_code == 0, result.output
+    assert f"Note: {found.told()}" in result.stdout

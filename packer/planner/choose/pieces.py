@@ -29,6 +29,8 @@ class Pieces:
     """(P,) where each piece begins in its sample; None where no sample is cut."""
     source: IntArray
     """(N,) lengths of all samples of the source."""
+    keys: IntArray | None = None
+    """(N,) key of every sample of the source, below 0 where it has none: no two of one key may meet."""
 
     def __len__(self) -> int:
         """Return P."""
@@ -36,7 +38,13 @@ class Pieces:
 
     @property
     def owners(self) -> IntArray | None:
-        """The sample of each piece where one sample may have several; else None."""
+        """The key of each piece, or its sample where one sample may have several pieces; else None."""
+        if self.keys is not None:
+            samples = np.arange(len(self)) if self.ids is None else self.ids
+            keys = self.keys[samples].astype(np.int64)
+            is_free = keys < 0
+            keys[is_free] = int(keys.max(initial=0)) + 1 + samples[is_free]
+            return keys
         return self.ids if self.starts is not None and (self.starts > 0).any() else None
 
     def sample_ids(self, pieces: IntArray) -> IntArray:

@@ -54,7 +54,7 @@ class Composition:
     design_effect: float | None
     """How much more the steps differ in their mix than random ones; None for one class, or one step."""
     dropped: DroppedSamples
-    figures: dict[str, int | float]
+    figures: dict[str, Any]
 
     def sizes(self, lr_by: str) -> NDArray[np.int64]:
         """Return the (T,) sizes of the steps in the unit ``lr_by``; loss tokens must be known."""

@@ -1,5 +1,7 @@
 """Deal: micro-batches in the order of their steps, so that every step is a sample of the whole epoch."""
 
+from itertools import pairwise
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -38,7 +40,7 @@ def deal(
         return order
     key = key_for(config.seed, epoch, Purpose.DEALING)
     evens_out = config.balance != "none" and config.dp_size > 1 and config.balance_steps > 1
-    edges = kernels.window_edges(len(microbatches), step_size, config.balance_steps if evens_out else 0)
+    edges = _window_edges(microbatches, step_size, config.balance_steps if evens_out else 0)
     num_windows = len(edges) - 1
     spread = balance_kernels.SPREAD_SHARE * mix.random_spread(num_steps)
 
@@ -63,8 +65,22 @@ def deal(
                 order,
             )
 
-    per_window = -(-len(microbatches) // num_windows)
-    windows_at_once = max(1, _AT_ONCE // per_window)
-    cuts = np.append(np.arange(0, num_windows, windows_at_once), num_windows)
-    run_chunks(work, cuts)
+    marks = np.searchsorted(edges, np.arange(0, len(microbatches), _AT_ONCE))
+    run_chunks(work, np.unique(np.append(marks, num_windows)))
     return order
+
+
+def _window_edges(microbatches: MicroBatches, step_size: int, num_steps_wanted: int) -> NDArray[np.int64]:
+    """Return the (W + 1,) edges of windows of whole steps, none of which is in two stretches.
+
+    A step that lies in two stretches is the first of the later one.
+    """
+    borders = np.append(np.unique(microbatches.stretches // step_size), len(microbatches) // step_size)
+    borders = np.unique(borders) * step_size
+    edges = [
+        start + kernels.window_edges(stop - start, step_size, num_steps_wanted)
+        for start, stop in pairwise(borders.tolist())
+    ]
+    joined = np.append(np.zeros(1, np.int64), np.concatenate([inside[1:] for inside in edges]))
+    joined[-1] = len(microbatches)
+    return joined

@@ -67,6 +67,8 @@ def fill_steps(
     else:
         # another micro-batch of the epoch trains twice; one of the same step where its shape must agree
         others = last if microbatches.in_steps or rest == num_microbatches else order[: len(order) - rest]
+        if len(microbatches.stretches) > 1:  # whose blocks are read anyway
+            others = order[-min(num_microbatches, 2 * size) :]
         added = others[np.resize(permutation(len(others), key), missing)]
     is_added = np.zeros(num_microbatches + missing, np.bool_)
     is_added[num_microbatches:] = True

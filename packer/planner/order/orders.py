@@ -27,6 +27,7 @@ class Purpose(IntEnum):
     POOL = 7
     SUBSTREAM = 8
     DEALING = 9
+    BLOCKS = 12
 
 
 def key_for(seed: int, epoch: int, purpose: Purpose) -> np.uint64:

@@ -28,6 +28,9 @@ class MicroBatches:
     barriers: tuple[int, ...] = ()
     """Steps before which no later micro-batch may run: those that admit harder samples."""
 
+    stretches: NDArray[np.int64] = field(default_factory=lambda: np.zeros(1, np.int64))
+    """(G,) the micro-batch at which each stretch begins; none is dealt to the steps of another stretch."""
+
     figures: dict[str, Any] = field(default_factory=dict)
     """What is to be said of the packing, for the plan's summary."""
 

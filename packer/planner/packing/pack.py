@@ -42,11 +42,48 @@ def pack(
 
     Args:
         lengths: (K, n) int32 lengths of the samples, one row a budget.
-        owners: (n,) the sample of each piece; None where no sample is cut.
+        owners: (n,) the sample of each piece, or its key, no two of which may meet; None where none can.
         limits: bounds of a micro-batch.
         config: the options.
         key: of all random choices.
     """
+    if owners is None or not _exchanges(config):
+        return _pack(lengths, owners, limits, config, key)
+    width = group_width(config)
+    packs = keep_apart(
+        _pack(lengths, None, limits, config, key),
+        lengths,
+        owners,
+        limits,
+        subkey(key, 6),
+        order="random" if config.packing == "next-fit" else "seqlen",
+        width=width,
+        same_seqlen=config.same_seqlen,
+        thorough=True,
+    )
+    # those that changed their micro-batch come last: no step is to be of them alone
+    whole = len(packs) // width
+    steps = permutation(whole, subkey(key, 7)).astype(np.int64)
+    order = (steps[:, np.newaxis] * width + np.arange(width)).reshape(-1)
+    order = np.append(order, np.arange(whole * width, len(packs)))
+    return replace(packs, starts=packs.starts[order], sizes=packs.sizes[order])
+
+
+def _exchanges(config: PlanConfig) -> bool:
+    """Say whether samples of one key are parted once they are packed.
+
+    While they are packed, a sorted window or an order would end a micro-batch where a key comes again: too
+    early where keys are many and micro-batches large. An order that was asked for stays.
+    """
+    if config.no_repeat_key is None or config.order != "random":
+        return False
+    return config.layout == "padded" or config.packing == "next-fit"
+
+
+def _pack(
+    lengths: IntArray, owners: IntArray | None, limits: Limits, config: PlanConfig, key: np.uint64
+) -> MicroBatches:
+    """Pack samples; those that may not meet are kept apart while they are packed."""
     width = group_width(config)
     if config.packing == "next-fit":
         return _in_given_order(lengths, owners, limits, config, key)
@@ -68,7 +105,7 @@ def pack(
             same_seqlen=config.same_seqlen,
             key=key,
         )
-    return _amend(packs, config.packing, lengths, owners, limits, key) if limits.packed else packs
+    return _amend(packs, config, lengths, owners, limits, key) if limits.packed else packs
 
 
 def _in_given_order(
@@ -111,15 +148,22 @@ def group_width(config: PlanConfig) -> int:
 
 def _amend(
     packs: MicroBatches,
-    packing: str | None,
+    config: PlanConfig,
     lengths: IntArray,
     owners: IntArray | None,
     limits: Limits,
     key: np.uint64,
 ) -> MicroBatches:
     """See to what a packing does not look at: who is in a row, and how many at least."""
-    if owners is not None and packing != "mixed":
-        packs = keep_apart(packs, owners, limits._replace(min_samples=1), subkey(key, 2))
+    if owners is not None and config.packing != "mixed":
+        packs = keep_apart(
+            packs,
+            lengths,
+            owners,
+            limits._replace(min_samples=1),
+            subkey(key, 2),
+            thorough=config.no_repeat_key is not None,
+        )
         order = permutation(len(packs), subkey(key, 3))
         packs = replace(packs, starts=packs.starts[order], sizes=packs.sizes[order])
     return with_company(packs, lengths, owners, limits, key=subkey(key, 4))

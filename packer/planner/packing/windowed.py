@@ -16,7 +16,7 @@ from packer.kernels.bitmap import bitmap_levels
 from packer.kernels.limits import Limits
 from packer.planner.order.orders import permutation, shuffled_entries, split_entries, subkey, take
 from packer.planner.order.threads import run_chunks
-from packer.planner.packing.microbatches import IntArray, MicroBatches, concatenate, reindex
+from packer.planner.packing.microbatches import IntArray, MicroBatches, compact_owners, concatenate, reindex
 from packer.planner.packing.next_fit import next_fit
 from packer.planner.shape import CHARGE_DIVISOR
 
@@ -99,8 +99,11 @@ def _pack_windows(
 
 
 def _counted(owners: IntArray) -> NDArray[np.int64]:
-    """Count the samples of pieces, neighbours where they are of one sample, from 0."""
-    counted: NDArray[np.int64] = np.append(np.zeros(1, np.int64), np.cumsum(owners[1:] != owners[:-1]))
+    """Count the samples of pieces, from 0."""
+    numbers, num_owners = compact_owners(owners)
+    is_alone = numbers < 0
+    counted: NDArray[np.int64] = numbers.astype(np.int64)
+    counted[is_alone] = num_owners + np.arange(np.count_nonzero(is_alone))
     return counted
 
 

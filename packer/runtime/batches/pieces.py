@@ -9,6 +9,7 @@ import torch.utils.data
 from packer.errors import ConfigError, LengthMismatchError, PackerError, SourceChangedError, SourceError
 from packer.plan import MicroBatch, Plan
 from packer.runtime.batches.fields import Fields, Sample
+from packer.runtime.batches.rows import reads_microbatches
 
 
 def require_dataset(dataset: Any, plan: Plan) -> None:
@@ -17,7 +18,11 @@ def require_dataset(dataset: Any, plan: Plan) -> None:
     Raises:
         ConfigError: Samples cannot be asked for by their ids.
         SourceChangedError: The numbers differ.
+        ShardsError: It holds the micro-batches of another plan.
     """
+    if reads_microbatches(dataset):
+        dataset.require_plan(plan.fingerprint)
+        return
     if not hasattr(dataset, "__getitem__") or _is_iterable_only(dataset):
         raise ConfigError(
             f"a {type(dataset).__name__} cannot be asked for a sample by its id; give a data set with "

@@ -14,8 +14,10 @@ from packer.runtime.batches.collate import Collator
 from packer.runtime.batches.fields import Fields, Sample
 from packer.runtime.batches.pairs import packed_members
 from packer.runtime.batches.pieces import require_dataset
+from packer.runtime.batches.segments import Segments
 from packer.runtime.loader.device import to_device
 from packer.runtime.loader.labels import LabelCheck
+from packer.runtime.loader.order import LargestFirst, open_epoch, require_free_order
 from packer.runtime.loader.prefetch import Schedule, read_in_order
 from packer.runtime.loader.progress import EpochStream, Place, Progress
 from packer.runtime.loader.randomness import Randomness
@@ -55,6 +57,8 @@ class PlanLoader:
         mesh: DeviceMesh | None = None,
         shard: Shard = "contiguous",
         ragged: bool = False,
+        largest_first: bool = False,
+        pad_cu_seqlens: bool | int = False,
         device: torch.device | str | int | None = None,
         pad_values: Mapping[str, float] | None = None,
         token_fields: Collection[str] | None = None,
@@ -88,6 +92,11 @@ class PlanLoader:
             mesh: A device mesh with named dimensions, instead of all of these.
             shard: How the ranks of a sequence-parallel group share the positions of a row.
             ragged: Their slices may differ in length by one position.
+            largest_first: Play the largest step of each epoch first, so that a run that is to fail for want
+                of memory fails at once. Steps are then counted as they are played, in the state as well.
+            pad_cu_seqlens: Packed layout: give every ``cu_seqlens`` of the plan one length, and every batch
+                one ``max_seqlen``, for CUDA graphs. What is missing are segments of no token at T. True: as
+                many segments as the plan needs at most; a number: so many.
             device: Where the tensors go; None leaves them in host memory.
             pad_values: Field → what padding holds; 0 where not named. Labels are padded with −100.
             token_fields: Fields with one value a token; default: those whose first dimension is the sample's
@@ -146,6 +155,9 @@ class PlanLoader:
         on_gpu = self.device is not None and self.device.type == "cuda"
         definition = plan.definition
         self._randomness = Randomness(plan.fingerprint, seed)
+        if largest_first:
+            require_free_order(plan)
+        self._largest_first = largest_first
         reader = MicroBatchReader(
             plan,
             dataset,
@@ -159,8 +171,11 @@ class PlanLoader:
             fields=Fields(token_fields=token_fields, pad_values=pad_values),
             randomness=self._randomness,
             user_collate=collate,
+            segments=Segments.of(plan, pad_cu_seqlens) if pad_cu_seqlens else None,
+            largest_first=largest_first,
         )
         warn_of_rereading(plan, dataset, self._at, max(num_workers, 1))
+        self._reader = reader
         self._schedule = Schedule(self.grad_accum)
         self._source = read_in_order(
             reader,
@@ -210,7 +225,7 @@ class PlanLoader:
         epoch, step, _ = self._progress.next_start
         if epoch == self.plan.num_epochs:  # all were played, by the run that this one goes on from
             epoch, step = epoch - 1, self._progress.num_steps(epoch - 1) - 1
-        return self._step_info(self.plan.epoch(epoch), epoch, step)
+        return self._step_info(self._open(epoch), epoch, step)
 
     def set_epoch(self, epoch: int) -> None:
         """Choose the epoch of the next iteration.
@@ -252,6 +267,25 @@ class PlanLoader:
             reads = to_device(reads, self.device)
         return self._steps(EpochStream(self._progress, self._progress.begin(), reads), start)
 
+    def read_row(self, epoch: int, row: int) -> Batch:
+        """Read any micro-batch of the plan, whichever rank's it is; this loader's place stays where it is.
+
+        Args:
+            epoch: Its epoch.
+            row: Its row, (step · grad_accum + accum) · dp_size + dp_rank of the plan; steps are counted as
+                this loader plays them.
+
+        Returns:
+            The batch on the loader's device; a sequence-parallel rank's is its slice.
+
+        Raises:
+            PackerError: What keeps it from being made.
+        """
+        step, within = divmod(row, self.plan.dp_size * self.plan.grad_accum)
+        batch = self._reader.make(Place(epoch, step, within // self.dp_size), row)
+        batch.step = self._step_info(self._open(epoch), epoch, step)
+        return batch if self.device is None else batch.to(self.device)
+
     def microbatches(self) -> "FlatView":
         """Return the view that frameworks take: one micro-batch after the other, steps left out."""
         return FlatView(self)
@@ -267,6 +301,7 @@ class PlanLoader:
             dp_size=self.dp_size,
             grad_accum=self.grad_accum,
             seed=self._randomness.seed,
+            largest_first=self._largest_first,
         ).to_dict()
 
     def load_state_dict(self, state: Mapping[str, Any], *, resume: Resume = "step") -> None:
@@ -283,7 +318,11 @@ class PlanLoader:
         """
         loaded = LoaderState.from_dict(state)
         epoch, step, accum = loaded.place(
-            resume, fingerprint=self.plan.fingerprint, dp_size=self.dp_size, grad_accum=self.grad_accum
+            resume,
+            fingerprint=self.plan.fingerprint,
+            dp_size=self.dp_size,
+            grad_accum=self.grad_accum,
+            largest_first=self._largest_first,
         )
         self._progress.resume_at(Place(epoch, step, accum))
         if loaded.seed != self._randomness.seed:
@@ -311,7 +350,7 @@ class PlanLoader:
         )
 
     def _steps(self, stream: EpochStream, start: Place) -> Iterator[Step]:
-        epoch, share = self.plan.epoch(start.epoch), self._at.share
+        epoch, share = self._open(start.epoch), self._at.share
         for index in range(start.step, epoch.num_steps):
             stream.require_current()
             first = start.accum if index == start.step else 0
@@ -326,7 +365,10 @@ class PlanLoader:
             yield step
             step.leave()
 
-    def _step_info(self, rows: Epoch, epoch: int, step: int) -> StepInfo:
+    def _open(self, epoch: int) -> Epoch | LargestFirst:
+        return open_epoch(self.plan, epoch, largest_first=self._largest_first)
+
+    def _step_info(self, rows: Epoch | LargestFirst, epoch: int, step: int) -> StepInfo:
         # The lengths that a plan of pairs counts are the sources', and the loss is over the targets.
         return StepInfo.from_row(epoch, step, rows.step(step), knows_loss_tokens=not self._plans_pairs)
 

@@ -26,6 +26,9 @@ from packer.runtime.batches.pairs import (
     packed_members,
 )
 from packer.runtime.batches.pieces import read_pieces, read_samples
+from packer.runtime.batches.rows import MicroBatchDataset, read_row, reads_microbatches
+from packer.runtime.batches.segments import Segments
+from packer.runtime.loader.order import LargestFirst, open_epoch
 from packer.runtime.loader.progress import Place, Read
 from packer.runtime.loader.randomness import Randomness
 from packer.runtime.sequence_parallel.shard import RowLayout, Shard, rank_spans
@@ -63,6 +66,8 @@ class MicroBatchReader:
         fields: Fields,
         randomness: Randomness,
         user_collate: UserCollate | None = None,
+        segments: Segments | None = None,
+        largest_first: bool = False,
     ) -> None:
         self._plan = plan
         self._dataset = dataset
@@ -71,6 +76,8 @@ class MicroBatchReader:
         self._slicing = slicing
         self._randomness = randomness
         self._user_collate = user_collate
+        self._segments = segments
+        self._largest_first = largest_first
         self._layout = plan.layout
         budgets = plan.config["max_tokens"]
         members = tuple(budgets) if isinstance(budgets, Mapping) else ()
@@ -84,12 +91,12 @@ class MicroBatchReader:
             int(plan.config.get("pad_segments_to") or 1) if self._layout == "packed" else 1
         )
         self._epoch_number: int | None = None
-        self._epoch: Epoch | None = None
+        self._epoch: Epoch | LargestFirst | None = None
 
     def read(self, place: Place, *, in_worker: bool = False) -> Read:
         """Make one micro-batch; what keeps it from being made stands in its place."""
         try:
-            batch = self._make(place, in_worker=in_worker)
+            batch = self.make(place, self.row_of(place), in_worker=in_worker)
             return Read(place, batch, self._signature if self._fields_of else self._fields.signature)
         except PackerError as error:
             return Read(place, error)
@@ -105,12 +112,24 @@ class MicroBatchReader:
     def _signature(self) -> tuple[Any, ...]:
         return tuple(fields.signature for fields in self._fields_of.values())
 
-    def _make(self, place: Place, *, in_worker: bool) -> Batch:
+    def row_of(self, place: Place) -> int:
+        """Return the row of this rank's micro-batch at a place."""
         own = self._coordinates
-        row = row_of(place.step, place.accum, own.dp_rank, own.dp_size, self._step_size)
+        return row_of(place.step, place.accum, own.dp_rank, own.dp_size, self._step_size)
+
+    def make(self, place: Place, row: int, *, in_worker: bool = False) -> Batch:
+        """Make the micro-batch of a row, whichever rank's it is, as if it were this rank's at the place."""
+        own = self._coordinates
         if self._epoch is None or place.epoch != self._epoch_number:
-            self._epoch, self._epoch_number = self._plan.epoch(place.epoch), place.epoch
+            self._epoch = open_epoch(self._plan, place.epoch, largest_first=self._largest_first)
+            self._epoch_number = place.epoch
         planned = self._epoch.microbatch(row)
+        dataset = self._dataset
+        if own.reads_samples and reads_microbatches(dataset):
+            if dataset.rows_ahead:
+                self._prefetch(dataset, place)
+            copies = self._user_collate is not None or self._collator.pad_sample is not None
+            dataset = read_row(dataset, place.epoch, self._planned_row(row), planned, copies=copies)
         shape = PlannedShape(
             self._layout,
             planned.seqlens,
@@ -122,10 +141,10 @@ class MicroBatchReader:
         if not own.reads_samples:
             collated = Collated({}, 0, None)
         elif not self._randomness.is_due(in_worker=in_worker):
-            collated = self._collate(planned, shape, place.accum)
+            collated = self._collate(dataset, planned, shape, place.accum)
         else:
             draws = self._randomness.is_used
-            make = functools.partial(self._collate, planned, shape, place.accum)
+            make = functools.partial(self._collate, dataset, planned, shape, place.accum)
             collated = self._randomness.make(place.epoch, row, make, in_worker=in_worker)
             if own.sp_size > 1 and self._randomness.is_used and not draws:
                 # What was drawn for one slice was not drawn for the others: now every rank reads all of it.
@@ -145,7 +164,10 @@ class MicroBatchReader:
             planned.is_filler,
             planned.is_repeat,
         )
-        return Batch(collated.tensors, info)
+        tensors = collated.tensors
+        if self._segments is not None and "cu_seqlens" in tensors:
+            tensors = self._segments.pad(tensors)
+        return Batch(tensors, info)
 
     def _planned_loss_tokens(self, planned: MicroBatch, collated: Collated) -> int | None:
         """Return the labels that the plan counted, None where it cannot know them."""
@@ -157,13 +179,34 @@ class MicroBatchReader:
         is_part = self._coordinates.sp_size > 1 or bool(planned.padded_seqlens)
         return None if is_part else planned.num_loss_tokens
 
-    def _collate(self, planned: MicroBatch, shape: PlannedShape, accum: int) -> Collated:
+    def _prefetch(self, dataset: MicroBatchDataset, place: Place) -> None:
+        """Name the micro-batches that this process reads next: every one, or every W-th of W workers'."""
+        assert self._epoch is not None
+        own = self._coordinates
+        worker = torch.utils.data.get_worker_info()
+        stride = 1 if worker is None else worker.num_workers
+        grad_accum = self._step_size // own.dp_size
+        first = place.step * grad_accum + place.accum
+        last = self._epoch.num_steps * grad_accum
+        rows = [
+            self._planned_row(
+                row_of(at // grad_accum, at % grad_accum, own.dp_rank, own.dp_size, self._step_size)
+            )
+            for at in range(first, min(first + stride * (1 + dataset.rows_ahead), last), stride)
+        ]
+        dataset.prefetch(place.epoch, rows)
+
+    def _planned_row(self, row: int) -> int:
+        """Return the row of the plan that is played as ``row``."""
+        return self._epoch.planned_row(row) if isinstance(self._epoch, LargestFirst) else row
+
+    def _collate(self, dataset: Any, planned: MicroBatch, shape: PlannedShape, accum: int) -> Collated:
         if self._coordinates.sp_size > 1:
-            return self._slice(planned, shape)
+            return self._slice(dataset, planned, shape)
         if self._user_collate is not None:
-            return self._collate_as_told(planned, shape)
+            return self._collate_as_told(dataset, planned, shape)
         if planned.padded_seqlens:
-            samples = read_samples(self._dataset, planned.sample_ids.tolist())
+            samples = read_samples(dataset, planned.sample_ids.tolist())
             return collate_members(
                 samples,
                 planned,
@@ -173,14 +216,14 @@ class MicroBatchReader:
                 counted=self._counted_member,
             )
         if self._packed_members:
-            samples = read_samples(self._dataset, planned.sample_ids.tolist())
+            samples = read_samples(dataset, planned.sample_ids.tolist())
             return collate_packed_members(
                 samples, planned, self._collator, self._fields, self._packed_members
             )
-        samples = read_pieces(self._dataset, planned, self._fields)
+        samples = read_pieces(dataset, planned, self._fields)
         return collate_alike(self._collator, samples, planned.sample_ids, shape, self._fields)
 
-    def _slice(self, planned: MicroBatch, shape: PlannedShape) -> Collated:
+    def _slice(self, dataset: Any, planned: MicroBatch, shape: PlannedShape) -> Collated:
         own = self._coordinates
         if self._layout == "packed":
             rows = RowLayout.packed(planned.seqlens, planned.padded_seqlen, self._pad_segments_to)
@@ -188,7 +231,7 @@ class MicroBatchReader:
             rows = RowLayout.padded(planned.seqlens, planned.padded_seqlen)
         spans = rank_spans(rows, own.sp_rank, own.sp_size, self._slicing.shard, ragged=self._slicing.ragged)
         tensors, num_predictable = read_shard(
-            self._dataset,
+            dataset,
             planned.sample_ids,
             rows,
             spans,
@@ -205,12 +248,12 @@ class MicroBatchReader:
         labels_from: LabelsFrom = "dataset" if self._fields.has_labels else "input_ids"
         return Collated(tensors | more, num_loss_tokens, labels_from, num_predictable)
 
-    def _collate_as_told(self, planned: MicroBatch, shape: PlannedShape) -> Collated:
+    def _collate_as_told(self, dataset: Any, planned: MicroBatch, shape: PlannedShape) -> Collated:
         assert self._user_collate is not None
         if planned.padded_seqlens or self._packed_members:
-            samples = read_samples(self._dataset, planned.sample_ids.tolist())
+            samples = read_samples(dataset, planned.sample_ids.tolist())
         else:
-            samples = read_pieces(self._dataset, planned, self._fields)
+            samples = read_pieces(dataset, planned, self._fields)
         if self._collator.pad_sample is not None:
             samples = [
                 pad_on_the_right(self._collator.pad_sample, sample, shape.padded_seqlen) for sample in samples

@@ -9,9 +9,9 @@ from packer.errors import ConfigError, StateError
 
 Resume = Literal["step", "microbatch"]
 
-VERSION = 2
-_READ_VERSIONS = (1, 2)
-"""The first had no seed."""
+VERSION = 3
+_ADDED = {"seed": 2, "largest_first": 3}
+"""Entry → the version that brought it; older states have its default."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -29,6 +29,8 @@ class LoaderState:
     grad_accum: int
     seed: int = 0
     """Of the random numbers that are drawn while samples are read."""
+    largest_first: bool = False
+    """Steps are counted in the order in which the largest of the epoch comes first."""
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain numbers and strings."""
@@ -45,12 +47,13 @@ class LoaderState:
             raise StateError(
                 f"the loader's state is a {type(state).__name__}; load what PlanLoader.state_dict() gave"
             )
-        names = set(cls.__slots__) - ({"seed"} if state.get("version") == 1 else set())
-        if state.get("version") not in _READ_VERSIONS or not names <= set(state):
+        version: Any = state.get("version")
+        known = int(version) if version in range(1, VERSION + 1) else 0
+        names = {name for name in cls.__slots__ if _ADDED.get(name, 1) <= known}
+        if not known or not names <= set(state):
             raise StateError(
-                f"the loader's state has version {state.get('version')!r} and fields "
-                f"{', '.join(map(str, state))}; this packer reads versions 1 and {VERSION}: load what "
-                "PlanLoader.state_dict() gave"
+                f"the loader's state has version {version!r} and fields {', '.join(map(str, state))}; this "
+                f"packer reads versions 1 to {VERSION}: load what PlanLoader.state_dict() gave"
             )
         try:  # a checkpoint may have made tensors of the numbers
             numbers = {name: operator.index(state[name]) for name in names - {"fingerprint"}}
@@ -61,10 +64,12 @@ class LoaderState:
                 f"the loader's state {dict(state)} is no place in a plan; load what PlanLoader.state_dict() "
                 "gave"
             )
-        return cls(**numbers | {"version": VERSION}, fingerprint=state["fingerprint"])
+        largest_first = bool(numbers.pop("largest_first", False))
+        numbers["version"] = VERSION
+        return cls(**numbers, fingerprint=state["fingerprint"], largest_first=largest_first)
 
     def place(
-        self, resume: Resume, *, fingerprint: str, dp_size: int, grad_accum: int
+        self, resume: Resume, *, fingerprint: str, dp_size: int, grad_accum: int, largest_first: bool = False
     ) -> tuple[int, int, int]:
         """Return the epoch, step and micro-batch at which a run goes on.
 
@@ -73,10 +78,12 @@ class LoaderState:
             fingerprint: Of the plan that is loaded now.
             dp_size: Of the run that goes on.
             grad_accum: Of the run that goes on.
+            largest_first: Of the run that goes on.
 
         Raises:
             ConfigError: ``resume`` is neither.
-            StateError: The state belongs to another plan, or a step is to be continued on another topology.
+            StateError: The state belongs to another plan or another order of its steps, or a step is to be
+                continued on another topology.
         """
         if resume not in ("step", "microbatch"):
             raise ConfigError(f"resume={resume!r} is not known; choose 'step' or 'microbatch'")
@@ -84,6 +91,12 @@ class LoaderState:
             raise StateError(
                 f"the state was saved with plan {self.fingerprint[:12]} and this is plan {fingerprint[:12]}, "
                 "whose samples come in another order; load that plan, or start this one without the state"
+            )
+        if self.largest_first != largest_first and (self.step or self.microbatch):
+            raise StateError(
+                f"the state counts steps as played with largest_first={self.largest_first}, and this loader "
+                f"has largest_first={largest_first}, whose step {self.step} is another one; make the loader "
+                f"with largest_first={self.largest_first}, or change it between two epochs"
             )
         if resume == "step" or self.microbatch == 0:
             return self.epoch, self.step, 0

@@ -17,7 +17,7 @@ from packer.errors import ConfigError, PlanError
 from packer.plan import Plan, plan_in_memory
 from packer.runtime import PlanLoader, count_loss_tokens, measure_loss_multiplier
 from tests import plans
-from tests.ranks import run_ranks
+from tests.ranks import FSDP2_ON_CPU, run_ranks
 from tests.runtime.replays import VOCABULARY, Tokens, tokens_of
 
 SEQLENS = [10, 200, 30, 7]
@@ -87,10 +87,9 @@ def by_hybrid_fsdp2(model: Model) -> Any:
 WRAPPERS: dict[Callable[[Model], Any], Callable[[int], float]] = {
     by_hand: lambda world: 1.0,
     by_ddp: float,
-    by_fsdp2: float,
-    by_fsdp2_that_sums: lambda world: 1.0,
-    by_hybrid_fsdp2: float,
 }
+if FSDP2_ON_CPU:
+    WRAPPERS |= {by_fsdp2: float, by_fsdp2_that_sums: lambda world: 1.0, by_hybrid_fsdp2: float}
 
 
 def a_step(device: torch.device, expected: list[torch.Tensor]) -> dict[str, tuple[float, float]]:

@@ -79,6 +79,9 @@ def base_rates(make: Callable[[Optimizer], Any], updates: int, skipped: set[int]
     return rates
 
 
+@pytest.mark.filterwarnings(
+    "ignore:The epoch parameter in `scheduler.step:UserWarning"
+)  # torch 2.6 in itself
 @pytest.mark.parametrize("make", SCHEDULES)
 def test_any_schedule_keeps_the_base_rate_through_skips_resumes_and_epochs(make: Any) -> None:
     plan = make_plan(SEQLENS, steps=STEPS, epochs=EPOCHS)

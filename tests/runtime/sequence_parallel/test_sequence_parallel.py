@@ -22,7 +22,7 @@ from packer.runtime.sequence_parallel.shard import RowLayout, rank_spans
 from packer.runtime.sequence_parallel.ulysses import UlyssesAttention
 from tests import plans
 from tests.attentions import varlen
-from tests.ranks import BACKENDS, run_ranks
+from tests.ranks import BACKENDS, FSDP2_ON_CPU, run_ranks
 from tests.runtime.replays import VOCABULARY, Tokens, tokens_of
 
 CONFIG = DecoderConfig(
@@ -127,7 +127,9 @@ def average_by_hybrid_fsdp2(model: Decoder, mesh: DeviceMesh) -> tuple[Any, floa
     return fully_shard(model, mesh=mesh), mesh.size()
 
 
-WRAPPERS = [sum_by_hand, average_by_ddp, average_by_fsdp2, average_by_hybrid_fsdp2]
+WRAPPERS = [sum_by_hand, average_by_ddp]
+if FSDP2_ON_CPU:
+    WRAPPERS += [average_by_fsdp2, average_by_hybrid_fsdp2]
 # Layout, and whether slices are ragged.
 KINDS = [("padded", False), ("packed", False), ("packed", True)]
 

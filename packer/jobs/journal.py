@@ -9,7 +9,7 @@ import mmap
 import os
 import struct
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -44,6 +44,10 @@ class Journal:
 
     def __contains__(self, unit: tuple[int, int]) -> bool:
         return unit in self._places
+
+    def __iter__(self) -> Iterator[tuple[int, int]]:
+        """Yield stage and number of every finished unit."""
+        return iter(self._places)
 
     def __len__(self) -> int:
         return len(self._places)

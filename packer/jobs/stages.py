@@ -4,17 +4,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-from packer.analyzer.executors import Executor, Task
-from packer.analyzer.journal import Journal
-from packer.analyzer.progress import Listener, Pace
+from packer.jobs.executors import Executor, Task
+from packer.jobs.journal import Journal
+from packer.jobs.progress import Listener, Pace
 
 U = TypeVar("U")
-
-LENGTHS = 0
-"""Number of the stage that measures."""
-
-VOCABULARY = 1
-"""Number of the stage, before that one, that counts how often each token id occurs."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

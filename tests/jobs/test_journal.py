@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from packer.analyzer.journal import Journal
+from packer.jobs.journal import Journal
 
 JOB = {"sources": ["a"], "version": 1}
 payloads = st.dictionaries(

@@ -13,6 +13,7 @@ from multiprocessing import connection, get_context, parent_process
 from typing import Any, Protocol, TypeVar
 
 from packer.errors import ConfigError, WorkerLostError
+from packer.machine import num_cores
 
 U = TypeVar("U", contravariant=True)
 
@@ -44,7 +45,7 @@ def choose_executor(workers: int | None, executor: str = "local", ray_address: s
     if workers is not None and workers < 1:
         raise ConfigError(f"--workers {workers}: at least one worker has to do the work")
     if executor == "ray":
-        from packer.analyzer.ray_executor import run_on_ray
+        from packer.jobs.ray_executor import run_on_ray
 
         return partial(run_on_ray, workers=workers, address=ray_address)
     if executor != "local":
@@ -82,7 +83,7 @@ def run_in_processes(
     if workers == 1:
         yield from run_here(task, units, report)
         return
-    threads = max(1, len(os.sched_getaffinity(0)) // max(1, workers))
+    threads = max(1, num_cores() // max(1, workers))
     context = get_context("spawn")
     boards = context.Array("d", [_NO_UNIT] * _BOARD_FIELDS * workers)
     pool = ProcessPoolExecutor(

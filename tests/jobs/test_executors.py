@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from packer.analyzer.executors import Report, choose_executor, run_here, run_in_processes
 from packer.errors import ConfigError, SourceError, WorkerLostError
+from packer.jobs.executors import Report, choose_executor, run_here, run_in_processes
 
 UNITS = list(enumerate(range(10, 30)))
 

@@ -7,8 +7,8 @@ from itertools import islice
 from typing import Any, TypeVar
 from uuid import uuid4
 
-from packer.analyzer.executors import Task, UnitReport
 from packer.errors import MissingExtraError, PackerError, WorkerLostError
+from packer.jobs.executors import Task, UnitReport
 
 U = TypeVar("U")
 

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from packer.analyzer.payload import pack_arrays, unpack_arrays
+from packer.jobs.payload import pack_arrays, unpack_arrays
 
 arrays = hnp.arrays(st.sampled_from(["<i4", "<i8", "<u2", "|u1"]), st.integers(0, 20))
 

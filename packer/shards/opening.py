@@ -1,0 +1,75 @@
+"""``open_dataset``: the samples of a plan, from the data set itself or from shards in the plan's order."""
+
+import os
+from collections.abc import Mapping, Sequence
+
+from packer.errors import ConfigError
+from packer.metrics import Metrics
+from packer.samples import Dataset, LengthDefinition
+from packer.samples import open_dataset as open_samples
+from packer.shards.dataset import ShardDataset
+from packer.shards.format import is_shards
+from packer.shards.reader import ShardReader
+from packer.sources import Source
+from packer.sources.location import Location, from_user
+
+PathLike = str | os.PathLike[str]
+
+
+def open_dataset(
+    source: Source | PathLike | Sequence[PathLike],
+    *,
+    metrics: Metrics | PathLike | None = None,
+    definition: LengthDefinition | None = None,
+    fields: Sequence[str] | Mapping[str, str] = (),
+    tokenizer: str | None = None,
+) -> Dataset | ShardDataset:
+    """Open a data set for training: ``dataset[sample_id]`` gives ``input_ids`` and the fields beside them.
+
+    What the ids are comes from ``metrics``, the directory that ``packer analyze`` wrote, or from
+    ``definition``; a ``.bin/.idx`` source needs neither. Every row gives as many ids as were counted.
+
+    Shards of ``packer materialize`` say themselves what they hold. They are asked for micro-batches of
+    their plan, which is what ``PlanLoader`` does, not for samples.
+
+    Args:
+        source: as ``open_source`` takes it, or a folder of shards, here or in an object store.
+        metrics: directory, or open metrics; the source is checked against the identities in its manifest, or
+            is the token files that were written beside it.
+        definition: what the length of a row is; instead of ``metrics``.
+        fields: further token-aligned list columns to deliver; ``{name: column}`` names them otherwise.
+            Where a length column was measured, ``{"input_ids": column}`` says where the tokens are.
+        tokenizer: where the tokenizer is on this machine; it must be the one that was used for the lengths.
+
+    Returns:
+        A map-style data set that pickles as paths; of shards a `ShardDataset`.
+
+    Raises:
+        ConfigError: nothing says what the ids are, or the tokenizer is another one.
+        SourceChangedError: the source is not the one that was analyzed.
+        SourceError: the source cannot be read, or lacks a column.
+        ShardsError: damaged shards.
+    """
+    folder = _shards_folder(source)
+    if folder is None:
+        return open_samples(
+            source, metrics=metrics, definition=definition, fields=fields, tokenizer=tokenizer
+        )
+    given = {"metrics": metrics, "definition": definition, "tokenizer": tokenizer}
+    if named := [name for name, value in given.items() if value is not None]:
+        raise ConfigError(
+            f"{folder.path} holds shards, which say themselves what a sample is; leave {named[0]}= out"
+        )
+    return ShardDataset(ShardReader(folder), fields)
+
+
+def _shards_folder(source: Source | PathLike | Sequence[PathLike]) -> Location | None:
+    """Return the folder of shards that is meant, the same wherever the process goes."""
+    if isinstance(source, Sequence) and not isinstance(source, str) and len(source) == 1:
+        source = source[0]
+    if not isinstance(source, str | os.PathLike):
+        return None
+    location = from_user(source)
+    if not location.is_remote:
+        location = Location(os.path.abspath(location.path))
+    return location if is_shards(location) else None
