@@ -14,7 +14,7 @@ from packer.plan import Plan
 from packer.plan.rereading import rereading_of
 from packer.planner import PlanConfig, PlanProgress
 from packer.report import summarize, summary_lines
-from packer.sources.rereading import Rereading
+from packer.rereading import Rereading
 
 from .inputs import parse_max_tokens, read_curriculum, read_sample_ids
 from .options import GroupedCommand, grouped

@@ -7,14 +7,13 @@ from numpy.typing import NDArray
 
 from packer.metrics import Metrics
 from packer.plan.reader import Plan
-from packer.sources.cache import CACHE_BYTES
-from packer.sources.rereading import BlockSizes, Rereading, play
+from packer.rereading import CACHE_BYTES, BlockSizes, Rereading, play
 
 _READ_IN_BLOCKS = "parquet"
 
 
 def rereading_of(plan: Plan, metrics: Metrics, *, cache_bytes: int = CACHE_BYTES) -> Rereading | None:
-    """Return what one process of each rank would read; see `packer.sources.rereading.play`.
+    """Return what one process of each rank would read; see `packer.rereading.play`.
 
     Of the formats, Parquet alone is taken to be read in blocks: the manifest does not say which Arrow files
     are compressed.

@@ -10,6 +10,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from packer.errors import ConfigError, SourceError
+from packer.rereading import Rereading, play
 from packer.samples.definition import LengthDefinition
 from packer.samples.encoded import Encoded
 from packer.samples.measure import IGNORED_LABEL, measure
@@ -17,7 +18,6 @@ from packer.samples.ragged import RowError
 from packer.samples.tokens import encode, values_of_row
 from packer.samples.tolerance import apply_to_readable
 from packer.sources import Columns, Source, take_column, without_rows
-from packer.sources.rereading import Rereading, play
 from packer.wording import counted
 
 Sample = dict[str, Any]
@@ -82,7 +82,7 @@ class Dataset:
         return self._read(sample_ids, 0, None)
 
     def rereading(self, microbatches: Iterable[NDArray[np.integer]]) -> Rereading | None:
-        """Return what an order of reads costs one process; see `packer.sources.rereading.play`."""
+        """Return what an order of reads costs one process; see `packer.rereading.play`."""
         if self._process != os.getpid():
             self._source.close()
             self._process = os.getpid()

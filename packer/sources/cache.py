@@ -6,7 +6,8 @@ from collections.abc import Callable, Hashable
 
 import pyarrow as pa
 
-CACHE_BYTES = 256 << 20
+from packer.rereading import CACHE_BYTES
+
 VIEW_BYTES = 4 << 10
 """What a batch over a mapped file takes: the objects that describe it, not the file's pages."""
 

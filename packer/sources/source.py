@@ -10,10 +10,10 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import ArrayLike, NDArray
 
-from packer.sources.cache import CACHE_BYTES, BatchCache
+from packer.rereading import CACHE_BYTES, BlockSizes
+from packer.sources.cache import BatchCache
 from packer.sources.columns import find_field
 from packer.sources.part import UNIT_BYTES, Columns, OnError, Part, PartBlocks, Unit
-from packer.sources.rereading import BlockSizes
 
 MAX_OPEN_FILES = 128
 FILES_AT_ONCE = 32

@@ -15,8 +15,8 @@ import packer
 from cli.main import cli
 from packer.errors import ConfigError, PackerWarning
 from packer.plan.rereading import rereading_of, samples_of_a_process
+from packer.rereading import BlockSizes, play
 from packer.samples import LengthDefinition, open_dataset
-from packer.sources.rereading import BlockSizes, play
 
 
 def naive(microbatches, blocks, cache_bytes):

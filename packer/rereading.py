@@ -12,6 +12,9 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+CACHE_BYTES = 256 << 20
+"""What a process keeps of decoded blocks, unless it was told otherwise."""
+
 TOLERATED_FACTOR = 4.0
 """Bytes read for a byte needed before anybody is told."""
 
