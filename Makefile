@@ -60,10 +60,12 @@ $(VENV)-oldest/core.done: pyproject.toml constraints-oldest.txt
 	touch $@
 
 # DeepSpeed is built from source without its kernels, against the torch that is there; megatron-core is only read from.
+# Azurite, which stands for Azure's storage in tests, comes from npm; where there is none, its tests are skipped.
 $(VENV)/frameworks.done: $(VENV)/core.done
 	$(PIP) install -c constraints.txt -e '.[text,fast,chat,train,ray,hf,lightning,dev,frameworks,release]'
 	DS_BUILD_OPS=0 $(PIP) install -c constraints.txt --no-build-isolation -e '.[deepspeed]'
 	$(PIP) install -c constraints.txt --no-deps megatron-core
+	if command -v npm >/dev/null; then npm install --silent --prefix $(VENV)/azurite azurite@3.37.0; fi
 	touch $@
 
 # The reference is read from the source: neither torch nor a framework is needed.

@@ -11,6 +11,7 @@ from packer.plan import load_plan
 from packer.plan.export import ExportFormat, export_plan
 from packer.wording import counted
 
+from .options import PlanPath
 from .progress import ProgressDisplay
 
 _HOW_TO_READ = {
@@ -21,7 +22,7 @@ _HOW_TO_READ = {
 
 
 @click.command()
-@click.argument("plan", type=click.Path(path_type=Path), metavar="PLAN")
+@click.argument("plan", type=PlanPath(), metavar="PLAN")
 @click.option(
     "--to",
     required=True,
@@ -36,10 +37,12 @@ _HOW_TO_READ = {
 )
 @click.option("--overwrite", is_flag=True, help="Replace an existing export.")
 @click.option("--json", "as_json", is_flag=True, help="Print the result for machines.")
-def export(plan: Path, to: ExportFormat, out: Path | None, overwrite: bool, as_json: bool) -> None:
+def export(plan: Path | str, to: ExportFormat, out: Path | None, overwrite: bool, as_json: bool) -> None:
     """Write a plan for readers that do not know packer."""
     opened = load_plan(plan)
-    out = out or plan.with_name(f"{plan.absolute().name}-{to}")
+    if out is None:
+        folder = Path(plan.rstrip("/").rsplit("/", 1)[-1]) if isinstance(plan, str) else plan
+        out = folder.with_name(f"{folder.absolute().name}-{to}")
     with ProgressDisplay("exporting") as progress:
         names = export_plan(opened, out, to=to, overwrite=overwrite, progress=progress.show)
     if as_json:

@@ -9,12 +9,13 @@ import click
 from packer.plan import Plan, load_plan
 from packer.report import overview, step_picture, step_rows, summarize, write_html
 
+from .options import PlanPath
 from .progress import ProgressDisplay
 from .terminal import print_rich
 
 
 @click.command()
-@click.argument("plan", type=click.Path(path_type=Path), metavar="PLAN")
+@click.argument("plan", type=PlanPath(), metavar="PLAN")
 @click.option("--step", type=int, metavar="T", help="Show this step, rank by rank.")
 @click.option("--epoch", type=int, metavar="E", help="The epoch of --step.  [default: 0]")
 @click.option("--json", "as_json", is_flag=True, help="Print the figures for machines.")
@@ -24,7 +25,7 @@ from .terminal import print_rich
     metavar="FILE",
     help="Write a report with pictures: one file that needs no network.",
 )
-def inspect(plan: Path, step: int | None, epoch: int | None, as_json: bool, html: Path | None) -> None:
+def inspect(plan: Path | str, step: int | None, epoch: int | None, as_json: bool, html: Path | None) -> None:
     """Show what a plan does.
 
     Steps, samples and drops, padding, tokens and samples per step along the epochs, how much more the steps

@@ -1,6 +1,7 @@
 """Options that several commands share, and a command whose help shows its options in groups."""
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import click
@@ -27,6 +28,17 @@ class GroupedCommand(click.Command):
         for group, records in sorted(groups.items(), key=lambda item: item[0] == "Help"):
             with formatter.section(group):
                 formatter.write_dl(records)
+
+
+class PlanPath(click.Path):
+    """A plan: a folder, or a URL, which a path would not keep as it is."""
+
+    def __init__(self) -> None:
+        super().__init__(path_type=Path)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Return a path, or the text of a URL."""
+        return value if isinstance(value, str) and "://" in value else super().convert(value, param, ctx)
 
 
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]

@@ -9,9 +9,12 @@ from typing import Any
 
 import click
 
+from packer.metrics import open_metrics
 from packer.plan import Plan
+from packer.plan.rereading import rereading_of
 from packer.planner import PlanConfig, PlanProgress
 from packer.report import summarize, summary_lines
+from packer.rereading import Rereading
 
 from .inputs import parse_max_tokens, read_curriculum, read_sample_ids
 from .options import GroupedCommand, grouped
@@ -281,7 +284,11 @@ def plan(metrics: Path, out: Path, overwrite: bool, as_json: bool, pipeline: boo
     with ProgressDisplay("opening") as display:
         made = make_plan(metrics, config, out=out, overwrite=overwrite, progress=partial(_show, display))
     seconds = time.perf_counter() - start
-    click.echo(_for_machines(made, out, seconds) if as_json else _for_people(made, metrics, out, seconds))
+    rereading = rereading_of(made, open_metrics(metrics))
+    if as_json:
+        click.echo(_for_machines(made, out, seconds, rereading))
+    else:
+        click.echo(_for_people(made, metrics, out, seconds, rereading))
 
 
 def _show(display: ProgressDisplay, progress: PlanProgress) -> None:
@@ -293,7 +300,7 @@ def _show(display: ProgressDisplay, progress: PlanProgress) -> None:
     )
 
 
-def _for_people(made: Plan, metrics: Path, out: Path, seconds: float) -> str:
+def _for_people(made: Plan, metrics: Path, out: Path, seconds: float, rereading: Rereading | None) -> str:
     summary = summarize(made)
     where, source = shlex.quote(str(out)), shlex.quote(str(metrics))
     done = (
@@ -303,11 +310,13 @@ def _for_people(made: Plan, metrics: Path, out: Path, seconds: float) -> str:
         [
             f"{out}: {done}",
             *summary_lines(summary),
+            *([f"Note: {rereading.told()}"] if rereading is not None and rereading.is_dear else []),
             f"Next: packer verify {where} --metrics {source}",
         ]
     )
 
 
-def _for_machines(made: Plan, out: Path, seconds: float) -> str:
+def _for_machines(made: Plan, out: Path, seconds: float, rereading: Rereading | None) -> str:
     facts = {"plan_directory": str(out), "content_hash": made.fingerprint, "seconds": round(seconds, 3)}
+    facts["bytes_read_per_byte_needed"] = None if rereading is None else round(rereading.factor, 3)
     return json.dumps(facts | summarize(made).as_json())

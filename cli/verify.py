@@ -12,11 +12,12 @@ from packer.plan import Verified, load_plan, verify_plan
 from packer.shards.verify import VerifiedShards, verify_shards
 from packer.wording import counted
 
+from .options import PlanPath
 from .progress import ProgressDisplay
 
 
 @click.command()
-@click.argument("plan", type=click.Path(path_type=Path), metavar="PLAN")
+@click.argument("plan", type=PlanPath(), metavar="PLAN")
 @click.option(
     "--metrics",
     type=click.Path(path_type=Path),
@@ -40,7 +41,7 @@ from .progress import ProgressDisplay
 @click.option("--tokenizer", metavar="FILE|DIR", help="Where the tokenizer is, for --source of texts.")
 @click.option("--json", "as_json", is_flag=True, help="Print the result for machines.")
 def verify(
-    plan: Path,
+    plan: Path | str,
     metrics: Path | None,
     sources: tuple[str, ...],
     measure: int,
@@ -82,7 +83,7 @@ def verify(
 
 
 def _for_people(
-    plan: Path, checked: Verified, measured: int, held: VerifiedShards | None, has_curriculum: bool
+    plan: Path | str, checked: Verified, measured: int, held: VerifiedShards | None, has_curriculum: bool
 ) -> str:
     lines = [
         f"{plan}: every invariant holds",

@@ -72,5 +72,9 @@ class MissingExtraError(PackerError, ImportError):
     """An optional dependency that is not installed; the message names the extra that brings it."""
 
 
+class PackerWarning(UserWarning):
+    """What works, but costs more than it has to; says how much, and the cure."""
+
+
 class WorkerLostError(PackerError, RuntimeError):
     """A worker process, or a node, died in the middle of its work."""

@@ -30,11 +30,20 @@ def read_header(folder: Path) -> dict[str, Any]:
         raise PlanError(f"{folder} is a file; give the directory that `packer plan --out` wrote") from None
     except OSError as error:
         raise PlanError(f"cannot read {path}: {error.strerror}") from error
+    return parse_header(text, str(path))
+
+
+def parse_header(text: bytes, path: str) -> dict[str, Any]:
+    """Return the header that stands in a ``plan.json``, which messages call ``path``.
+
+    Raises:
+        PlanError: no plan of ours, of another version, or changed after it was written.
+    """
     try:
         header = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise PlanError(f"{path} is not JSON ({error}); restore it or plan again") from None
-    _check_header(header, str(path))
+    _check_header(header, path)
     return dict(header)
 
 

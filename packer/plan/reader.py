@@ -24,14 +24,23 @@ from packer.wording import counted
 def load_plan(path: str | os.PathLike[str]) -> "Plan":
     """Open a plan directory: memory-mapped, in a time that does not depend on the number of samples.
 
+    A URL that fsspec knows (``s3://…``) is copied to this node first, once, by the hash of the plan.
+
     The header's hash, the files' sizes and their footers are checked here, the values of a record batch when
     rows of it are read, everything by ``verify_plan``.
 
     Raises:
         PlanError: no plan, one of another version, or one with a missing, foreign or truncated file.
     """
-    folder = Path(path)
-    files = FolderFiles(folder)
+    text = os.fspath(path)
+    url = text if "://" in text else None
+    if url is None:
+        folder = Path(path)
+    else:
+        from packer.plan.copied import copied_plan  # reads sources, which a local plan does not need
+
+        folder = copied_plan(url)
+    files = FolderFiles(folder, url)
     plan = Plan(read_header(folder), files)
     plan.check_files()
     return plan
@@ -186,7 +195,7 @@ class Plan:
 
     def __reduce__(self) -> tuple[Any, ...]:
         if isinstance(self._files, FolderFiles):
-            return _reopen, (self._files.root, self.fingerprint)
+            return _reopen, (self._files.root, self.fingerprint, self._files.origin)
         return Plan, (self._header, self._files)
 
     def __repr__(self) -> str:
@@ -289,9 +298,9 @@ class Epoch:
         return ((metric, columns[schema.PADDED_SEQLEN_PREFIX + metric]) for metric in self._metrics)
 
 
-def _reopen(folder: Path, fingerprint: str) -> Plan:
-    """Open a plan that another process had open, if it still is the same."""
-    plan = load_plan(folder)
+def _reopen(folder: Path, fingerprint: str, origin: str | None) -> Plan:
+    """Open a plan that another process had open, if it still is the same; another node has no copy yet."""
+    plan = load_plan(origin if origin is not None and not folder.exists() else folder)
     if plan.fingerprint != fingerprint:
         raise PlanError(f"{folder} was replaced by another plan while it was in use; start the run again")
     return plan

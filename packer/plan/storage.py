@@ -20,9 +20,10 @@ from packer.plan.header import read_header
 class FolderFiles:
     """Files of a plan directory, memory-mapped."""
 
-    def __init__(self, folder: Path) -> None:
-        """Take a folder, before its header is read."""
+    def __init__(self, folder: Path, origin: str | None = None) -> None:
+        """Take a folder, before its header is read, and the URL that it was copied from."""
         self.folder = folder
+        self.origin = origin
         self.root = folder.absolute()
         """The same, wherever the process goes; ``folder`` is what messages call it."""
         self._stamp = self._header_stamp()

@@ -1,7 +1,7 @@
 """A map-style data set over a source: sample id in, token ids out, as many as were measured."""
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -10,6 +10,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from packer.errors import ConfigError, SourceError
+from packer.rereading import Rereading, play
 from packer.samples.definition import LengthDefinition
 from packer.samples.encoded import Encoded
 from packer.samples.features import features_of_row
@@ -90,6 +91,14 @@ class Dataset:
     def __getitems__(self, sample_ids: Sequence[int]) -> list[Sample]:
         """Return several samples, in the order asked for; a row group that they share is read once."""
         return self._read(sample_ids, 0, None)
+
+    def rereading(self, microbatches: Iterable[NDArray[np.integer]]) -> Rereading | None:
+        """Return what an order of reads costs one process; see `packer.rereading.play`."""
+        if self._process != os.getpid():
+            self._source.close()
+            self._process = os.getpid()
+        blocks = self._source.block_sizes(list(self._columns))
+        return play(microbatches, blocks, self._source.cache_bytes)
 
     def read_slice(self, sample_id: int, start: int, stop: int) -> Sample:
         """Return tokens ``[start, stop)`` of a sample, its further fields cut alike.

@@ -24,6 +24,7 @@ def open_dataset(
     length_field: str | None = None,
     documents: bool = False,
     tokenizer: str | None = None,
+    cache_bytes: int | None = None,
 ) -> Dataset:
     """Open a data set for training: ``dataset[sample_id]`` gives ``input_ids`` and the fields beside them.
 
@@ -42,12 +43,13 @@ def open_dataset(
             default: ``input_ids``, or of features their column's name.
         documents: of a ``.bin/.idx`` source: a sample is a document, not a sequence; metrics say so.
         tokenizer: where the tokenizer is on this machine; it must be the one that was used for the lengths.
+        cache_bytes: what each process keeps of row groups and other blocks that it decoded; default: 256 MiB.
 
     Returns:
         A map-style data set that pickles as paths.
 
     Raises:
-        ConfigError: nothing says what the ids are, or the tokenizer is another one.
+        ConfigError: nothing says what the ids are, the tokenizer is another one, or the cache is negative.
         SourceChangedError: the source is not the one that was analyzed.
         SourceError: the source cannot be read, or lacks a column.
     """
@@ -77,6 +79,10 @@ def open_dataset(
     if tokenizer is not None:
         definition = definition.with_tokenizer(os.fspath(_absolute(tokenizer)))
     source = samples_of(source, definition)
+    if cache_bytes is not None:
+        if cache_bytes < 0:
+            raise ConfigError(f"cache_bytes={cache_bytes} is negative; 0 keeps the newest block alone")
+        source = source.keeping(cache_bytes)
     check_definition(source, definition)
     length_field = length_field or _default_length_field(definition)
     named = _named_fields(definition, fields, length_field)

@@ -1,9 +1,10 @@
 """Arrow IPC, file and stream format: memory-mapped, so that lengths and rows cost no copy of the values."""
 
 import hashlib
+import io
 from collections.abc import Iterator, Sequence
 from functools import cached_property, partial
-from typing import Any
+from typing import Any, BinaryIO, cast
 
 import numpy as np
 import pyarrow as pa
@@ -11,11 +12,24 @@ import pyarrow.types as pat
 from numpy.typing import NDArray
 
 from packer.errors import SourceError
+from packer.sources.arrow_slices import can_slice, read_rows
 from packer.sources.cache import BatchCache
 from packer.sources.columns import decoded_schema, split_path
-from packer.sources.ipc_messages import FILE_MAGIC, Message, decoded_bytes, scan_file, scan_stream
+from packer.sources.ipc_messages import (
+    FILE_MAGIC,
+    Message,
+    decoded_bytes,
+    header_ranges,
+    layout_of,
+    scan_file,
+    scan_stream,
+)
 from packer.sources.location import Location, edge_hash, reading
 from packer.sources.part import Columns, Part, PartBlocks, Unit, cut_pieces
+from packer.sources.remote import RemoteFile
+
+_HEADER_BYTES = 4 << 10
+"""Of a remote stream: what a request for a header asks for, whose size is not known before."""
 
 
 class ArrowPart(Part):
@@ -44,6 +58,8 @@ class ArrowPart(Part):
 
     @cached_property
     def _file(self) -> pa.NativeFile:
+        if self.location.is_remote:
+            return pa.PythonFile(self._remote, mode="r")
         return self.location.open_arrow(mapped=True)
 
     @cached_property
@@ -62,14 +78,34 @@ class ArrowPart(Part):
 
     @cached_property
     def _batches(self) -> list[Message]:
-        with self.location.open() as file:
+        keep = self.location.is_remote
+        with self._open_headers() as file:
             try:
                 if self._is_stream:
-                    batches, self._has_dictionaries = scan_stream(file, self._num_bytes)
+                    batches, self._has_dictionaries = scan_stream(file, self._num_bytes, keep=keep)
                     return batches
-                return scan_file(file, self._footer, self._num_bytes)
+                return scan_file(file, self._footer, self._num_bytes, keep=keep)
             except SourceError as error:
                 raise SourceError(f"{self.location.path}: {error}") from error
+
+    def _open_headers(self) -> BinaryIO:
+        """Open the file for its headers: those of a remote one are fetched at once, of a stream in turn."""
+        if not self.location.is_remote:
+            return self.location.open()
+        file = RemoteFile(self.location.path, self._num_bytes)
+        if self._is_stream:
+            return cast(BinaryIO, io.BufferedReader(file, _HEADER_BYTES))
+        with reading(self.location):
+            file.hold(header_ranges(self._footer, self._num_bytes))
+        return cast(BinaryIO, file)
+
+    @cached_property
+    def _remote(self) -> RemoteFile:
+        return RemoteFile(self.location.path, self._num_bytes)
+
+    @cached_property
+    def _content(self) -> str | None:
+        return self.location.content_key()
 
     @cached_property
     def _first_rows(self) -> NDArray[np.int64]:
@@ -123,7 +159,11 @@ class ArrowPart(Part):
             yield batch
 
     def _read_batch(self, number: int, columns: tuple[str, ...], *, at_random: bool) -> pa.RecordBatch:
+        message = self._batches[number]
         with reading(self.location, f"record batch {number}"):
+            if self.location.is_remote:
+                whole = (message.offset, message.offset + message.num_bytes)
+                self._remote.hold([whole], self._content if at_random else None)
             if self._is_stream:
                 self._file.seek(self._batches[number].offset)
                 batch = pa.ipc.read_record_batch(pa.ipc.read_message(self._file), self.schema)
@@ -169,21 +209,50 @@ class ArrowPart(Part):
         return {}
 
     def take(self, rows: NDArray[np.int64], columns: Columns, cache: BatchCache) -> list[pa.RecordBatch]:
-        """Slice rows out of the mapped batches."""
+        """Slice rows out of the mapped batches; of a remote file only the rows' values are fetched."""
         numbers = np.searchsorted(self._first_rows, rows, side="right") - 1
-        return [
-            self._hold_batch(number, tuple(columns), cache).slice(row, 1)
-            for number, row in zip(numbers.tolist(), (rows - self._first_rows[numbers]).tolist(), strict=True)
-        ]
+        places = list(zip(numbers.tolist(), (rows - self._first_rows[numbers]).tolist(), strict=True))
+        if self.location.is_remote and self._can_slice(tuple(columns)):
+            return self._fetched(places, tuple(columns))
+        return [self._hold_batch(number, tuple(columns), cache).slice(row, 1) for number, row in places]
+
+    def _can_slice(self, columns: tuple[str, ...]) -> bool:
+        """Whether rows can be read without the rest of their batches."""
+        is_compressed = any(batch.is_compressed for batch in self._batches)
+        return not is_compressed and can_slice(self.schema, self._fields(columns))
+
+    def _fetched(self, places: list[tuple[int, int]], columns: tuple[str, ...]) -> list[pa.RecordBatch]:
+        with reading(self.location):
+            layouts = {number: layout_of(self._batches[number]) for number, _ in places}
+            rows = read_rows(
+                [(layouts[number], row) for number, row in places],
+                self.schema,
+                self._fields(columns),
+                self.location.fetch,
+            )
+            for batch in rows:
+                batch.validate(full=True)
+        return rows
 
     def _hold_batch(self, number: int, columns: tuple[str, ...], cache: BatchCache) -> pa.RecordBatch:
         if self._in_order:
             key = (self.location, columns)
             return cache.get(key, lambda: list(self._read_in_order(columns)))[number]
-        return cache.get((self.location, number, columns), partial(self._hold, number, columns))[0]
+        return cache.get(
+            (self.location, number, columns),
+            partial(self._hold, number, columns),
+            are_views=self._reads_in_place,
+        )[0]
 
     def _hold(self, number: int, columns: tuple[str, ...]) -> list[pa.RecordBatch]:
-        return [self._read_batch(number, columns, at_random=True)]
+        batch = self._read_batch(number, columns, at_random=(number, columns) not in self._validated)
+        if self._reads_in_place:  # what lies in the file was looked at
+            self._validated.add((number, columns))
+        return [batch]
+
+    @cached_property
+    def _validated(self) -> set[tuple[int, tuple[str, ...]]]:
+        return set()
 
     def place_of_row(self, row: int) -> str:
         """Name the record batch and the row."""
@@ -192,5 +261,5 @@ class ArrowPart(Part):
 
     def close(self) -> None:
         """Unmap the file."""
-        for name in ("_file", "_readers"):
+        for name in ("_file", "_readers", "_remote"):
             self.__dict__.pop(name, None)

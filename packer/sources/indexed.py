@@ -115,10 +115,13 @@ class IndexedPart(Part):
             yield self._batch(slice(start, min(start + BATCH_ROWS, unit.stop)))
 
     def take(self, rows: NDArray[np.int64], columns: Columns, cache: BatchCache) -> list[pa.RecordBatch]:
-        """Slice the mapped file; of a remote one only the bytes of the sequences are fetched."""
+        """Slice the mapped file; of a remote one the bytes of the sequences are fetched, all at once."""
         if not self.location.is_remote:
             return [self._batch(slice(row, row + 1)) for row in rows.tolist()]
-        return [self._fetched(row) for row in rows.tolist()]
+        starts = self._index.pointers[rows].astype(np.int64)
+        stops = starts + self._index.sizes[rows].astype(np.int64) * self._dtype.itemsize
+        pieces = self._data.fetch(list(zip(starts.tolist(), stops.tolist(), strict=True)))
+        return [self._of_bytes(piece) for piece in pieces]
 
     def place_of_row(self, row: int) -> str:
         """Name the sequence."""
@@ -148,10 +151,8 @@ class IndexedPart(Part):
         lists = pa.Array.from_buffers(pa.large_list_view(values.type), len(sizes), buffers, children=[values])
         return pa.RecordBatch.from_arrays([lists], names=[TOKENS_COLUMN])
 
-    def _fetched(self, row: int) -> pa.RecordBatch:
-        start = int(self._index.pointers[row])
-        stop = start + int(self._index.sizes[row]) * self._dtype.itemsize
-        values = np.frombuffer(self._data.read(start, stop), self._dtype)
+    def _of_bytes(self, piece: bytes) -> pa.RecordBatch:
+        values = np.frombuffer(piece, self._dtype)
         lists = pa.LargeListArray.from_arrays(to_arrow(np.array([0, len(values)])), to_arrow(values))
         return pa.RecordBatch.from_arrays([lists], names=[TOKENS_COLUMN])
 

@@ -9,6 +9,9 @@ Communication".
 import struct
 from typing import BinaryIO, NamedTuple
 
+import numpy as np
+from numpy.typing import NDArray
+
 from packer.errors import SourceError
 
 FILE_MAGIC = b"ARROW1"
@@ -28,12 +31,54 @@ class Message(NamedTuple):
     num_bytes: int
     """Size of header and body."""
     is_compressed: bool
+    metadata: bytes = b""
+    """The header itself, where it was to be kept."""
 
 
-def scan_stream(file: BinaryIO, size: int) -> tuple[list[Message], bool]:
+class BatchLayout(NamedTuple):
+    """Where the values of a record batch lie in its file."""
+
+    nodes: NDArray[np.int64]
+    """(columns and those below them, 2) their lengths and numbers of nulls"""
+    buffers: NDArray[np.int64]
+    """(buffers, 2) byte of the file at which each begins, and the one after its last"""
+
+    def within(self, buffer: int, start: int, stop: int) -> tuple[int, int]:
+        """Return where bytes ``[start, stop)`` of a buffer lie in the file.
+
+        Raises:
+            ValueError: it does not reach that far.
+        """
+        first, last = self.buffers[buffer].tolist()
+        if stop > start and first + stop > last:
+            raise ValueError(f"a buffer of {last - first} bytes where {stop} are needed")
+        return first + start, first + max(stop, start)
+
+
+def layout_of(message: Message) -> BatchLayout:
+    """Return where the values of a batch lie, from the header that was kept of it.
+
+    Raises:
+        SourceError: the header is damaged.
+    """
+    metadata = message.metadata
+    try:
+        batch = _table(metadata, _root(metadata), 2)
+        nodes, buffers = (_structs(metadata, batch, field) for field in (1, 2))
+    except (struct.error, IndexError, ValueError) as error:
+        raise SourceError("the header of a record batch is damaged; fetch the file again") from error
+    body = message.offset + message.num_bytes - _scalar(metadata, _root(metadata), 3, "<q")
+    starts = buffers[:, 0] + body
+    stops = starts + buffers[:, 1]
+    if (buffers < 0).any() or (stops > message.offset + message.num_bytes).any() or (nodes < 0).any():
+        raise SourceError("a record batch has values outside of its body; fetch the file again")
+    return BatchLayout(nodes, np.stack([starts, stops], axis=1))
+
+
+def scan_stream(file: BinaryIO, size: int, *, keep: bool = False) -> tuple[list[Message], bool]:
     """Return the record batches of a stream in order, and whether it holds dictionaries.
 
-    Only headers are read, so that a scan costs the same however large the bodies are.
+    Only headers are read, so that a scan costs the same however large the bodies are; ``keep`` keeps them.
 
     Raises:
         SourceError: the stream ends within a message.
@@ -50,7 +95,7 @@ def scan_stream(file: BinaryIO, size: int) -> tuple[list[Message], bool]:
                     f"the stream ends at byte {offset}, but the file at {size}; it is damaged, fetch it again"
                 )
             break
-        kind, num_rows, num_bytes, is_compressed = header
+        kind, num_rows, num_bytes, is_compressed, metadata = header
         if offset + num_bytes > size:
             raise SourceError(
                 f"record batch {len(batches)} needs {num_bytes} bytes from byte {offset} on, "
@@ -59,14 +104,24 @@ def scan_stream(file: BinaryIO, size: int) -> tuple[list[Message], bool]:
         if (kind == _SCHEMA) != (offset == 0):  # else rows would be missing, and nobody told
             raise SourceError(f"no record batch at byte {offset}; the file is damaged, fetch it again")
         if kind == _RECORD_BATCH:
-            batches.append(Message(offset, num_rows, num_bytes, is_compressed))
+            kept = metadata if keep else b""
+            batches.append(Message(offset, num_rows, num_bytes, is_compressed, kept))
         has_dictionaries |= kind == _DICTIONARY
         offset += num_bytes
     return batches, has_dictionaries
 
 
-def scan_file(file: BinaryIO, footer: bytes, size: int) -> list[Message]:
-    """Return the record batches that the footer of an IPC file lists, in its order.
+def header_ranges(footer: bytes, size: int) -> list[tuple[int, int]]:
+    """Return where the headers lie that `scan_file` reads, as far as the footer is to be believed."""
+    return [
+        (offset, offset + metadata_size)
+        for offset, metadata_size, _ in _footer_blocks(footer)
+        if 0 <= offset <= offset + metadata_size <= size and metadata_size <= _MAX_METADATA
+    ]
+
+
+def scan_file(file: BinaryIO, footer: bytes, size: int, *, keep: bool = False) -> list[Message]:
+    """Return the record batches that the footer of an IPC file lists, in its order; ``keep`` keeps headers.
 
     Raises:
         SourceError: a batch lies outside the file or is no record batch.
@@ -85,7 +140,8 @@ def scan_file(file: BinaryIO, footer: bytes, size: int) -> list[Message]:
             raise SourceError(
                 f"record batch {number} is not where the footer says; the file is damaged, fetch it again"
             )
-        batches.append(Message(offset, header[1], metadata_size + body_size, header[3]))
+        kept = header[4] if keep else b""
+        batches.append(Message(offset, header[1], metadata_size + body_size, header[3], kept))
     return batches
 
 
@@ -139,8 +195,8 @@ def decoded_bytes(file: BinaryIO, batch: Message) -> int:
     return total
 
 
-def _read_header(file: BinaryIO, offset: int, size: int) -> tuple[int, int, int, bool] | None:
-    """Return (kind, rows, bytes, whether compressed) of a message; None at the end-of-stream mark."""
+def _read_header(file: BinaryIO, offset: int, size: int) -> tuple[int, int, int, bool, bytes] | None:
+    """Return (kind, rows, bytes, whether compressed, header) of a message; None at the end-of-stream mark."""
     file.seek(offset)
     prefix = file.read(8)
     skip = 8 if prefix[:4] == _CONTINUATION else 4
@@ -170,7 +226,7 @@ def _read_header(file: BinaryIO, offset: int, size: int) -> tuple[int, int, int,
         ) from error
     if kind not in (_SCHEMA, _DICTIONARY, _RECORD_BATCH) or body_size < 0 or num_rows < 0:
         raise SourceError(f"no Arrow message at byte {offset}; the file is damaged, fetch it again")
-    return kind, num_rows, skip + metadata_size + body_size, is_compressed
+    return kind, num_rows, skip + metadata_size + body_size, is_compressed, metadata
 
 
 def _footer_blocks(footer: bytes) -> list[tuple[int, int, int]]:
@@ -207,6 +263,16 @@ def _field(buffer: bytes, table: int, number: int) -> int | None:
 def _scalar(buffer: bytes, table: int, number: int, code: str) -> int:
     field = _field(buffer, table, number)
     return 0 if field is None else int(struct.unpack_from(code, buffer, field)[0])
+
+
+def _structs(buffer: bytes, table: int, number: int) -> NDArray[np.int64]:
+    """(structs, 2) a vector of structs of two numbers."""
+    field = _field(buffer, table, number)
+    if field is None:
+        return np.zeros((0, 2), np.int64)
+    vector = field + int(struct.unpack_from("<I", buffer, field)[0])
+    (count,) = struct.unpack_from("<I", buffer, vector)
+    return np.frombuffer(buffer, "<i8", 2 * count, vector + 4).reshape(-1, 2)
 
 
 def _table(buffer: bytes, table: int, number: int) -> int:

@@ -10,6 +10,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from packer.errors import SourceError
+from packer.node_cache import node_cache
 from packer.sources.cache import BatchCache
 from packer.sources.columns import find_field, split_path
 from packer.sources.json_rows import (
@@ -19,7 +20,7 @@ from packer.sources.json_rows import (
     whole_file_problem,
     with_replaced_surrogates,
 )
-from packer.sources.line_index import BLOCK_BYTES, MAX_LINE_BYTES, LineIndex, spooled
+from packer.sources.line_index import BLOCK_BYTES, MAX_LINE_BYTES, LineIndex, index_lines, spooled
 from packer.sources.location import Location, edge_hash, reading
 from packer.sources.part import Columns, OnError, Part, Unit
 
@@ -28,6 +29,10 @@ COMPRESSIONS = {b"\x1f\x8b": "gzip", b"\x28\xb5\x2f\xfd": "zstd"}
 COMPRESSIONS |= {bytes([first]) + b"\x2a\x4d\x18": "zstd" for first in range(0x50, 0x60)}
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _HEAD_ROWS = 1000
+_LINE_END_BYTES = 16 << 10
+_SHARED_BYTES = 8 << 20
+_SPOOL_RATIO = 8
+"""How often longer than its file an unpacked one is thought to be: texts pack to a fourth or fifth."""
 _PACKED_LINE_BYTES = 64 << 20
 _PACKED_RATIO = 64
 """How often longer than its file a line of a compressed one may be: text packs to a tenth, a bomb to less."""
@@ -132,7 +137,7 @@ class JsonLinesPart(Part):
 
     def take(self, rows: NDArray[np.int64], columns: Columns, cache: BatchCache) -> list[pa.RecordBatch]:
         """Read and parse single lines, found through the index."""
-        lines = [self._line(row) for row in rows.tolist()]
+        lines = self._lines(rows)
         try:
             batch = parse_lines(lines, self._paths(columns), columns, self._on_error)
         except LineError as error:
@@ -158,16 +163,31 @@ class JsonLinesPart(Part):
 
     @cached_property
     def _spooled(self) -> tuple[NDArray[np.uint8], LineIndex]:
-        """A decompressed copy in an unlinked temporary file: no seeking in a compressed stream."""
-        return spooled(self._unmarked_blocks(), owner=self.location.path, max_line_bytes=self._max_line_bytes)
+        """A decompressed copy, made once on this node: no seeking in a compressed stream."""
+        return spooled(
+            self._unmarked_blocks,
+            owner=self.location.path,
+            max_line_bytes=self._max_line_bytes,
+            content=self._content if _SPOOL_RATIO * self._num_bytes <= node_cache().limit else None,
+        )
 
     @cached_property
     def _index(self) -> LineIndex:
+        """The lines, found once on this node."""
         if self._compression:
             return self._spooled[1]
-        return LineIndex(
-            self._unmarked_blocks(), owner=self.location.path, max_line_bytes=self._max_line_bytes
+        return index_lines(
+            self._unmarked_blocks,
+            owner=self.location.path,
+            max_line_bytes=self._max_line_bytes,
+            content=self._content,
         )
+
+    @property
+    def _content(self) -> str | None:
+        """What the index is kept by for other processes; a small file is read as fast as an index of it."""
+        is_small = self._num_bytes < _SHARED_BYTES and not self.location.is_remote
+        return None if is_small else self.location.content_key()
 
     @property
     def _max_line_bytes(self) -> int:
@@ -180,14 +200,23 @@ class JsonLinesPart(Part):
     def _file(self) -> pa.NativeFile:
         return self.location.open_arrow()
 
-    def _line(self, row: int) -> bytes:
-        start, stop = self._index.bounds[row].tolist()
+    def _lines(self, rows: NDArray[np.int64]) -> list[bytes]:
+        """Return rows as they are stored; those of a remote file are fetched at once."""
+        # (rows, 2) -> [(start, stop), ...]
+        bounds = [(start, stop) for start, stop in self._index.bounds[rows].tolist()]
         if self._compression:
-            line = self._spooled[0][start:stop].tobytes()
+            lines = [self._spooled[0][start:stop].tobytes() for start, stop in bounds]
+        elif self.location.is_remote:
+            lines = self.location.fetch(bounds)
         else:
-            with reading(self.location, f"row {row}"):
-                line = self._file.read_at(stop - start, start)
-        return line.removeprefix(_BYTE_ORDER_MARK) if start == 0 else line
+            lines = []
+            for row, (start, stop) in zip(rows.tolist(), bounds, strict=True):
+                with reading(self.location, f"row {row}"):
+                    lines.append(self._file.read_at(stop - start, start))
+        return [
+            line.removeprefix(_BYTE_ORDER_MARK) if start == 0 else line
+            for line, (start, _) in zip(lines, bounds, strict=True)
+        ]
 
     def _paths(self, columns: Columns) -> dict[str, list[str]]:
         for column in columns:
@@ -263,11 +292,17 @@ class JsonLinesPart(Part):
 
     def _after_line_end(self, position: int) -> int:
         """Return the byte after the first line end at or after ``position``."""
-        for block in self._blocks(position, self._num_bytes):
+        step = _LINE_END_BYTES
+        while position < self._num_bytes:
+            with reading(self.location):
+                block = self.location.read(position, min(position + step, self._num_bytes))
+            if not block:
+                raise SourceError(f"{self.location.path} shrank while it was read; run again")
             at = block.find(b"\n")
             if at >= 0:
                 return position + at + 1
             position += len(block)
+            step = min(2 * step, BLOCK_BYTES)
         return self._num_bytes
 
 

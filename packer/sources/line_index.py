@@ -1,16 +1,21 @@
 """Lines of a file by number: one pass notes where each begins, in a file that is mapped, not held."""
 
+import os
 import tempfile
-from collections.abc import Iterable, Iterator
-from typing import Any, BinaryIO
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any, BinaryIO, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from packer.arrays import mapped_bytes
 from packer.errors import SourceError
+from packer.node_cache import key_of, node_cache
 
 BLOCK_BYTES = 4 << 20
+_VERSION = "lines 1"
+"""Of what is kept: an index that another rule made is another entry."""
 MAX_LINE_BYTES = 1 << 30
 _HELD_BYTES = 1 << 20
 _NEWLINE = 0x0A
@@ -20,46 +25,88 @@ _BLANK = np.frombuffer(b" \t\r\n", np.uint8)
 class LineIndex:
     """Where every row of a JSON Lines file begins and ends; blank lines are no rows.
 
-    The offsets lie in an unlinked temporary file, 16 bytes a row: an index of any size costs no memory.
+    The offsets lie in a mapped file, 16 bytes a row: an index of any size costs no memory.
     """
 
-    def __init__(self, blocks: Iterable[bytes], *, owner: str, max_line_bytes: int) -> None:
-        """Index a file.
+    def __init__(self, bounds: NDArray[np.int64]) -> None:
+        """Take the offsets.
 
         Args:
-            blocks: its bytes, in pieces.
-            owner: what messages call it.
-            max_line_bytes: a longer line is refused.
+            bounds: (2 * rows,) first byte of each row and the one after its last.
         """
-        with tempfile.TemporaryFile(prefix="packer-") as file:
-            for starts, stops in _line_bounds(blocks, owner, max_line_bytes):
-                np.stack([starts, stops], axis=1).tofile(file)
-            # (rows, 2) int64: first byte of the row and the one after its last
-            self.bounds: NDArray[np.int64] = mapped(file, np.dtype(np.int64)).reshape(-1, 2)
+        self.bounds = bounds.reshape(-1, 2)
+        """(rows, 2)"""
 
     def __len__(self) -> int:
         return len(self.bounds)
 
 
-def spooled(
-    blocks: Iterable[bytes], *, owner: str, max_line_bytes: int
-) -> tuple[NDArray[np.uint8], LineIndex]:
-    """Write blocks to an unlinked temporary file and index it, in one pass; return its bytes, mapped."""
-    with tempfile.TemporaryFile(prefix="packer-") as file:
+def index_lines(
+    blocks: Callable[[], Iterable[bytes]], *, owner: str, max_line_bytes: int, content: str | None
+) -> LineIndex:
+    """Index a file, once for all processes of this node.
 
+    Args:
+        blocks: gives its bytes, in pieces.
+        owner: what messages call it.
+        max_line_bytes: a longer line is refused.
+        content: what tells its content from any other; None: index it for this process alone.
+    """
+
+    def write(path: Path) -> None:
+        with path.open("wb") as file:
+            _write_bounds(blocks(), file, owner, max_line_bytes)
+
+    kept = None if content is None else node_cache().made(key_of(content, _VERSION), write, suffix=".lines")
+    with _opened(kept) as file:
+        if kept is None:
+            _write_bounds(blocks(), file, owner, max_line_bytes)
+        return LineIndex(mapped(file, np.dtype(np.int64)))
+
+
+def spooled(
+    blocks: Callable[[], Iterable[bytes]], *, owner: str, max_line_bytes: int, content: str | None
+) -> tuple[NDArray[np.uint8], LineIndex]:
+    """Write blocks to a file and index it, in one pass, as `index_lines` does; return its bytes, mapped."""
+
+    def write_both(spool: BinaryIO, lines: BinaryIO) -> None:
         def copied() -> Iterator[bytes]:
-            for block in blocks:
-                file.write(block)
+            for block in blocks():
+                spool.write(block)
                 yield block
 
-        index = LineIndex(copied(), owner=owner, max_line_bytes=max_line_bytes)
-        return mapped(file, np.dtype(np.uint8)), index
+        _write_bounds(copied(), lines, owner, max_line_bytes)
+
+    def write(folder: Path) -> None:
+        folder.mkdir()
+        with (folder / "bytes").open("wb") as spool, (folder / "lines").open("wb") as lines:
+            write_both(spool, lines)
+
+    kept = None if content is None else node_cache().made(key_of(content, _VERSION), write, suffix=".spool")
+    with (
+        _opened(kept and kept / "bytes") as spool,
+        _opened(kept and kept / "lines") as lines,
+    ):
+        if kept is None:
+            write_both(spool, lines)
+        return mapped(spool, np.dtype(np.uint8)), LineIndex(mapped(lines, np.dtype(np.int64)))
+
+
+def _write_bounds(blocks: Iterable[bytes], file: BinaryIO, owner: str, max_line_bytes: int) -> None:
+    for starts, stops in _line_bounds(blocks, owner, max_line_bytes):
+        # (rows,) twice -> (rows, 2)
+        file.write(np.stack([starts, stops], axis=1).tobytes())
+
+
+def _opened(kept: Path | None) -> BinaryIO:
+    """Open what the node keeps, or a file without a name that goes with the process."""
+    return cast(BinaryIO, tempfile.TemporaryFile(prefix="packer-")) if kept is None else kept.open("rb")
 
 
 def mapped(file: BinaryIO, dtype: np.dtype[Any]) -> NDArray[Any]:
     """Return what was written to a temporary file, mapped where it is large; the file may be closed then."""
     file.flush()
-    size = file.tell()
+    size = file.seek(0, os.SEEK_END)
     if size <= _HELD_BYTES:  # thousands of small files would need too many maps
         file.seek(0)
         return np.frombuffer(file.read(), dtype)

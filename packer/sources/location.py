@@ -3,20 +3,34 @@
 import errno
 import glob
 import hashlib
+import io
 import os
 import re
-import socket
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, BinaryIO, cast
+from typing import BinaryIO, cast
 
 import pyarrow as pa
 
-from packer.errors import MissingExtraError, PackerError, SourceError
+from packer.errors import PackerError, SourceError
+from packer.sources.remote import (
+    Range,
+    RemoteFile,
+    attempted,
+    content_key,
+    fetch,
+    file_system,
+    first_line,
+    info,
+    is_passing,
+)
 from packer.wording import TOO_MANY_FILES
 
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+(::[A-Za-z][A-Za-z0-9+.-]+)*://")  # one letter would be a drive
+
+READ_AHEAD_BYTES = 4 << 20
+"""Of a remote file that is read in order; one request takes some 20 ms, however much it brings."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,45 +67,68 @@ class Location:
     def is_file(self) -> bool:
         """Whether there is such a file."""
         with reading(self):
-            if self.is_remote:
-                fs, path = self._remote()
-                return bool(fs.isfile(path))
-            return os.path.isfile(self.path)
+            if not self.is_remote:
+                return os.path.isfile(self.path)
+            try:
+                return bool(info(self.path)["type"] == "file")
+            except (FileNotFoundError, NotADirectoryError):
+                return False
 
     def is_dir(self) -> bool:
         """Whether there is such a folder."""
         with reading(self):
             if self.is_remote:
-                fs, path = self._remote()
-                return bool(fs.isdir(path))
+                fs, path = file_system(self.path)
+                return bool(attempted(lambda: fs.isdir(path)))
             return os.path.isdir(self.path)
 
     def size(self) -> int:
         """Return the number of bytes."""
         with reading(self):
-            if self.is_remote:
-                fs, path = self._remote()
-                return int(fs.size(path))
-            return os.path.getsize(self.path)
+            if not self.is_remote:
+                return os.path.getsize(self.path)
+            size = info(self.path)["size"]
+            if size is None:
+                raise SourceError(
+                    f"{self.path}: its server does not say how long it is; name a copy on this machine"
+                )
+            return int(size)
 
-    def open(self) -> BinaryIO:
-        """Open for reading; the caller closes it."""
+    def content_key(self) -> str | None:
+        """Return what tells the content of a file from any other; None where a server says nothing of it."""
         with reading(self):
             if self.is_remote:
-                fs, path = self._remote()
-                return cast(BinaryIO, fs.open(path, "rb"))
+                return content_key(self.path, info(self.path))
+            status = os.stat(self.path)
+            facts = {
+                name: getattr(status, f"st_{name}") for name in ("dev", "ino", "size", "mtime_ns", "ctime_ns")
+            }
+            return content_key(os.path.realpath(self.path), facts)
+
+    def open(self) -> BinaryIO:
+        """Open for reading in order, of a remote file some MiB at a time; the caller closes it."""
+        with reading(self):
+            if self.is_remote:
+                return io.BufferedReader(RemoteFile(self.path, self.size()), READ_AHEAD_BYTES)
+            return open(self.path, "rb", buffering=0)
+
+    def open_exactly(self) -> BinaryIO:
+        """Open for reading here and there: of a remote file, no byte but those asked for."""
+        with reading(self):
+            if self.is_remote:
+                return cast(BinaryIO, RemoteFile(self.path, self.size()))
             return open(self.path, "rb", buffering=0)
 
     def open_arrow(self, *, mapped: bool = False) -> pa.NativeFile:
-        """Open as an Arrow file; ``mapped`` maps a local file into memory instead of copying from it."""
+        """Open as an Arrow file for reading here and there; ``mapped`` maps a local file into memory."""
         with reading(self):
             if self.is_remote:
-                return pa.PythonFile(self.open(), mode="r")
+                return pa.PythonFile(self.open_exactly(), mode="r")
             return pa.memory_map(self.path) if mapped else pa.OSFile(self.path)
 
     def read(self, start: int, stop: int) -> bytes:
         """Return the bytes in ``[start, stop)``, fewer where the file ends."""
-        with self.open() as file, reading(self):
+        with self.open_exactly() as file, reading(self):
             file.seek(start)
             pieces = []
             while start < stop and (piece := file.read(stop - start)):
@@ -99,13 +136,22 @@ class Location:
                 start += len(piece)
             return b"".join(pieces)
 
+    def fetch(self, ranges: Sequence[Range]) -> list[bytes]:
+        """Return ranges of a remote file that lie within it, asked for at once.
+
+        Raises:
+            SourceError: the file ends before, or cannot be reached.
+        """
+        with reading(self):
+            return fetch(self.path, ranges)
+
     def walk(self) -> Iterator["Location"]:
         """Yield every file below this folder, hidden ones and those in hidden folders left out."""
         with reading(self):
             if self.is_remote:
-                fs, path = self._remote()
+                fs, path = file_system(self.path)
                 root = fs._strip_protocol(path).rstrip("/")
-                found = [file[len(root) :].lstrip("/") for file in fs.find(root)]
+                found = [file[len(root) :].lstrip("/") for file in attempted(lambda: fs.find(root))]
             else:
                 found = [os.path.relpath(path, self.path) for path in _walk_local(self.path)]
         for relative in found:
@@ -116,20 +162,9 @@ class Location:
         """Return what a glob pattern matches, in no particular order."""
         with reading(self):
             if self.is_remote:
-                fs, path = self._remote()
-                return [Location(fs.unstrip_protocol(match)) for match in fs.glob(path)]
+                fs, path = file_system(self.path)
+                return [Location(fs.unstrip_protocol(match)) for match in attempted(lambda: fs.glob(path))]
             return [Location(match) for match in glob.glob(self.path, recursive=True)]
-
-    def _remote(self) -> tuple[Any, str]:
-        import fsspec
-
-        try:
-            fs, path = fsspec.core.url_to_fs(self.path)
-        except (ImportError, ValueError) as error:
-            raise MissingExtraError(
-                f"{self.path} cannot be reached: {_first_line(error)}; install the fsspec package for it"
-            ) from error
-        return fs, path
 
 
 def from_user(path: str | os.PathLike[str]) -> Location:
@@ -208,30 +243,12 @@ def reading(
         # A file system of fsspec raises what its client raises; here, only what damaged data cause is meant.
         if not (location.is_remote or isinstance(error, _DATA_ERRORS)):
             raise
-        if location.is_remote and _is_unreachable(error):
+        if location.is_remote and is_passing(error):
             raise SourceError(
-                f"{place}: cannot be reached ({_first_line(error)}); check the network, or name a copy on "
+                f"{place}: cannot be reached ({first_line(error)}); check the network, or name a copy on "
                 "this machine"
             ) from error
-        raise SourceError(f"{place}: cannot be read ({_first_line(error)}); {cure}") from error
+        raise SourceError(f"{place}: cannot be read ({first_line(error)}); {cure}") from error
 
 
-def _is_unreachable(error: BaseException) -> bool:
-    """Whether a client of fsspec has not come as far as the data: each has a class of its own for that."""
-    causes = [error]
-    while (cause := causes[-1].__cause__ or causes[-1].__context__) and cause not in causes:
-        causes.append(cause)
-    return any(
-        isinstance(cause, ConnectionError | TimeoutError | socket.gaierror)
-        or _CONNECTION.search(type(cause).__name__) is not None
-        for cause in causes
-    )
-
-
-_CONNECTION = re.compile(r"Connect|Timeout|Offline")
 _DATA_ERRORS = (OSError, EOFError, pa.ArrowException, ValueError, OverflowError, RecursionError)
-
-
-def _first_line(error: BaseException) -> str:
-    text = str(error).strip()
-    return text.splitlines()[0] if text else type(error).__name__

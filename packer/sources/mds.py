@@ -173,19 +173,25 @@ class MdsPart(Part):
             start = stop
 
     def take(self, rows: NDArray[np.int64], columns: Columns, cache: BatchCache) -> list[pa.RecordBatch]:
-        """Read and parse single samples."""
-        return [self._parse(range(row, row + 1), columns) for row in rows.tolist()]
+        """Read and parse single samples; those of a remote shard are fetched at once."""
+        if not self.location.is_remote:
+            return [self._parse(range(row, row + 1), columns) for row in rows.tolist()]
+        blocks = self.location.fetch([(int(self._bounds[row]), int(self._bounds[row + 1])) for row in rows])
+        return [
+            self._parse(range(row, row + 1), columns, block)
+            for row, block in zip(rows.tolist(), blocks, strict=True)
+        ]
 
     def close(self) -> None:
         """Close the shard."""
         self.__dict__.pop("_file", None)
 
-    def _parse(self, rows: range, columns: Columns) -> pa.RecordBatch:
+    def _parse(self, rows: range, columns: Columns, stored: bytes | None = None) -> pa.RecordBatch:
         for column in columns:
             find_field(self.schema, column, owner=self.location.path)
         begin, end = int(self._bounds[rows.start]), int(self._bounds[rows.stop])
         with reading(self.location, self.place_of_row(rows.start)):
-            block = memoryview(self._file.read_at(end - begin, begin))
+            block = memoryview(self._file.read_at(end - begin, begin) if stored is None else stored)
         values: dict[str, list[memoryview]] = {column: [] for column in columns}
         for row, (start, stop) in zip(
             rows, pairwise(self._bounds[rows.start : rows.stop + 1] - begin), strict=True

@@ -18,6 +18,7 @@ from packer.sources.cache import BatchCache
 from packer.sources.columns import decoded_schema, find_field, split_path, take_column
 from packer.sources.location import Location, reading
 from packer.sources.part import BATCH_BYTES, BATCH_ROWS, Columns, Part, PartBlocks, Unit, cut_pieces
+from packer.sources.remote import Range, RemoteFile
 
 _VALUE_BYTES = {
     "BOOLEAN": 1 / 8,
@@ -29,6 +30,9 @@ _VALUE_BYTES = {
     "BYTE_ARRAY": 4.0,
 }
 _OFFSET_BYTES = 4
+
+FETCH_BYTES = 64 << 20
+"""Of remote row groups that are fetched at once, about: they are held as stored until they are decoded."""
 
 NUMBER_BATCH_BYTES = 2 << 20
 """What the cache of one core holds: numbers decode a tenth faster into it than into main memory."""
@@ -55,10 +59,19 @@ class ParquetPart(Part):
             return pq.read_metadata(file)
 
     @cached_property
+    def _remote(self) -> RemoteFile:
+        return RemoteFile(self.location.path, self._num_bytes)
+
+    @cached_property
+    def _content(self) -> str | None:
+        return self.location.content_key()
+
+    @cached_property
     def _file(self) -> pq.ParquetFile:
+        is_remote = self.location.is_remote
         with reading(self.location):
             return pq.ParquetFile(
-                self.location.open_arrow(),
+                pa.PythonFile(self._remote, mode="r") if is_remote else self.location.open_arrow(),
                 metadata=self._metadata,
                 read_dictionary=self._dictionary_texts(),
                 page_checksum_verification=True,
@@ -139,6 +152,9 @@ class ParquetPart(Part):
     def read(self, unit: Unit, columns: Columns) -> Iterator[pa.RecordBatch]:
         """Decode the unit's row groups one after the other, only the columns asked for."""
         for group in range(unit.start, unit.stop):
+            if self.location.is_remote:
+                with reading(self.location, f"row group {group}"):
+                    self._remote.hold(self._chunks(group, list(columns)))
             yield from self._read_group(group, list(columns))
 
     def _read_group(self, group: int, columns: list[str]) -> Iterator[pa.RecordBatch]:
@@ -178,10 +194,9 @@ class ParquetPart(Part):
         """Decode the row groups of the rows, each once; the latest ones stay in a bounded cache."""
         groups = np.searchsorted(self._first_rows, rows, side="right") - 1
         taken: list[pa.RecordBatch | None] = [None] * len(rows)
-        for group in np.unique(groups):
+        for group in self._fetched(np.unique(groups).tolist(), columns, cache):
             batches = cache.get(
-                (self.location, int(group), tuple(columns)),
-                partial(self._decode_group, int(group), list(columns)),
+                (self.location, group, tuple(columns)), partial(self._decode_group, group, list(columns))
             )
             firsts = np.cumsum([0] + [batch.num_rows for batch in batches])
             for at in np.flatnonzero(groups == group):
@@ -189,6 +204,34 @@ class ParquetPart(Part):
                 which = int(np.searchsorted(firsts, row, side="right")) - 1
                 taken[at] = batches[which].slice(row - int(firsts[which]), 1)
         return [batch for batch in taken if batch is not None]
+
+    def _fetched(self, groups: list[int], columns: Columns, cache: BatchCache) -> Iterator[int]:
+        """Yield row groups; of a remote file, those that `FETCH_BYTES` hold are fetched at once before."""
+        if not self.location.is_remote:
+            yield from groups
+            return
+        yield from (held := [group for group in groups if (self.location, group, tuple(columns)) in cache])
+        chunks = {group: self._chunks(group, list(columns)) for group in groups if group not in held}
+        sizes = [sum(stop - start for start, stop in chunks[group]) for group in chunks]
+        rounds = np.cumsum(sizes, dtype=np.int64) // FETCH_BYTES
+        for number in np.unique(rounds):
+            together = [group for group, at in zip(chunks, rounds, strict=True) if at == number]
+            with reading(self.location):
+                self._remote.hold([chunk for group in together for chunk in chunks[group]], self._content)
+            yield from together
+        self._remote.drop()
+
+    def _chunks(self, group: int, columns: list[str]) -> list[Range]:
+        """Return where the chunks of the columns lie in the file."""
+        metadata = self._metadata.row_group(group)
+        chunks = [metadata.column(leaf) for leaf in self._leaves(columns)]
+        starts = [
+            min(chunk.data_page_offset, chunk.dictionary_page_offset or chunk.data_page_offset)
+            for chunk in chunks
+        ]
+        return [
+            (start, start + chunk.total_compressed_size) for start, chunk in zip(starts, chunks, strict=True)
+        ]
 
     def _decode_group(self, group: int, columns: list[str]) -> list[pa.RecordBatch]:
         return list(self._read_group(group, columns))
@@ -200,6 +243,7 @@ class ParquetPart(Part):
 
     def close(self) -> None:
         """Close the file."""
+        self.__dict__.pop("_remote", None)
         file = self.__dict__.pop("_file", None)
         if file is not None:
             file.close(force=True)
@@ -231,6 +275,10 @@ class ParquetPart(Part):
             for leaf, path in enumerate(paths)
             if any(path == root or path.startswith(f"{root}.") for root in roots)
         ]
+
+    def whole_blocks(self, columns: Sequence[str]) -> PartBlocks:
+        """Return the row groups: a row is decoded with its group."""
+        return self.blocks(columns)
 
     def _batch_rows(self, group: int, columns: Sequence[str]) -> int:
         """Return how many rows to decode at a time: texts stay near `BATCH_BYTES`, numbers near theirs."""

@@ -90,6 +90,14 @@ class Part(ABC):
     def units(self, part: int, columns: Sequence[str], target_bytes: int) -> list[Unit]:
         """Cut the file into units of about ``target_bytes`` of the named columns, never within a row."""
 
+    def whole_blocks(self, columns: Sequence[str]) -> PartBlocks | None:
+        """Return the blocks that no row at random is read without; None where rows are read alone.
+
+        Args:
+            columns: the columns that will be read; all, if none is named.
+        """
+        return None
+
     def blocks(self, columns: Sequence[str]) -> PartBlocks | None:
         """Return what one access makes the reader fetch and decode, as far as no row need be read to know it.
 

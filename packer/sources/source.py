@@ -2,6 +2,7 @@
 
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
 from typing import Any
 
@@ -9,11 +10,14 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import ArrayLike, NDArray
 
+from packer.rereading import CACHE_BYTES, BlockSizes
 from packer.sources.cache import BatchCache
 from packer.sources.columns import find_field
 from packer.sources.part import UNIT_BYTES, Columns, OnError, Part, PartBlocks, Unit
 
 MAX_OPEN_FILES = 128
+FILES_AT_ONCE = 32
+"""Remote ones, of which rows are asked for at the same time."""
 
 
 class Source:
@@ -22,14 +26,20 @@ class Source:
     Made by `open_source`. Pickles as its paths, so a worker opens the files itself.
     """
 
-    def __init__(self, parts: Sequence[Part]) -> None:
+    def __init__(self, parts: Sequence[Part], cache_bytes: int = CACHE_BYTES) -> None:
         self.parts = tuple(parts)
-        self._cache = BatchCache()
+        self.cache_bytes = cache_bytes
+        """What each process keeps of blocks that were costly to read, about."""
+        self._cache = BatchCache(cache_bytes)
         self._used: OrderedDict[int, None] = OrderedDict()
 
     def tolerating(self, on_error: OnError) -> "Source":
         """Return the same rows; of those that cannot be read, ``on_error`` says what becomes."""
-        return Source([part.tolerating(on_error) for part in self.parts])
+        return Source([part.tolerating(on_error) for part in self.parts], self.cache_bytes)
+
+    def keeping(self, cache_bytes: int) -> "Source":
+        """Return the same rows, with another cache."""
+        return Source(self.parts, cache_bytes)
 
     @property
     def files(self) -> list[str]:
@@ -91,6 +101,22 @@ class Source:
         """
         yield from self._opened(unit.part).read(unit, columns)
 
+    def block_sizes(self, columns: Sequence[str] = ()) -> BlockSizes:
+        """Return the blocks that a row at random is read with.
+
+        A file whose rows are read alone is one of 0 bytes.
+
+        Args:
+            columns: the columns that will be read; all, if none is named.
+        """
+        of_parts = []
+        for number, part in enumerate(self.parts):
+            alone = PartBlocks(np.array([part.num_rows], np.int64), np.zeros(1, np.int64))
+            of_parts.append(self._opened(number).whole_blocks(columns) or alone)
+        num_rows = np.concatenate([blocks.rows for blocks in of_parts])
+        num_bytes = np.concatenate([blocks.num_bytes for blocks in of_parts])
+        return BlockSizes(np.cumsum(num_rows) - num_rows, num_rows, num_bytes)
+
     def first_row_of(self, unit: Unit) -> int:
         """Return the row of the whole at which a unit begins; JSON Lines are scanned once to tell."""
         return int(self.first_rows[unit.part]) + self.parts[unit.part].first_row_of(unit)
@@ -125,9 +151,19 @@ class Source:
             return self._opened(0).take(wanted, columns, self._cache)
         owners = np.searchsorted(self.first_rows, wanted, side="right") - 1
         taken: list[pa.RecordBatch | None] = [None] * len(wanted)
-        for owner in np.unique(owners):
-            at = np.flatnonzero(owners == owner)
-            batches = self._opened(int(owner)).take(wanted[at] - self.first_rows[owner], columns, self._cache)
+        of_owner = {int(owner): np.flatnonzero(owners == owner) for owner in np.unique(owners)}
+        parts = {owner: self._opened(owner) for owner in of_owner}
+
+        def take(owner: int) -> list[pa.RecordBatch]:
+            return parts[owner].take(wanted[of_owner[owner]] - self.first_rows[owner], columns, self._cache)
+
+        num_remote = sum(part.location.is_remote for part in parts.values())
+        if num_remote > 1:  # each waits for its server, so they wait together
+            with ThreadPoolExecutor(min(len(parts), FILES_AT_ONCE)) as threads:
+                found = list(threads.map(take, parts))
+        else:
+            found = [take(owner) for owner in parts]
+        for at, batches in zip(of_owner.values(), found, strict=True):
             for position, batch in zip(at, batches, strict=True):
                 taken[position] = batch
         return [batch for batch in taken if batch is not None]
@@ -138,8 +174,8 @@ class Source:
             part.close()
         self._used.clear()
 
-    def __reduce__(self) -> tuple[type["Source"], tuple[tuple[Part, ...]]]:
-        return Source, (self.parts,)
+    def __reduce__(self) -> tuple[type["Source"], tuple[tuple[Part, ...], int]]:
+        return Source, (self.parts, self.cache_bytes)
 
     def _opened(self, number: int) -> Part:
         """Return a file, after closing the one that was used least recently if too many are open."""

@@ -3,12 +3,14 @@
 import json
 import re
 
+import fsspec
 import pytest
 from click.testing import CliRunner
 
 from cli.main import cli
 from packer.planner import PlanConfig, make_plan
 from tests import plans
+from tests.sources.counted import forget
 
 
 def run(*arguments):
@@ -126,3 +128,30 @@ class TestExport:
 
     def test_an_unknown_format(self, folder):
         assert run("export", folder, "--to", "csv").exit_code == 2
+
+
+class TestUrls:
+    URL = "counted://plans/plan"
+
+    @pytest.fixture(autouse=True)
+    def uploaded(self, folder):
+        memory = fsspec.filesystem("memory")
+        memory.put(str(folder), "memory://plans/plan", recursive=True)
+        forget()
+        yield
+        memory.rm("/plans", recursive=True)
+
+    def test_every_command_that_reads_a_plan_takes_a_url(self, folder, tmp_path, monkeypatch):
+        monkeypatch.chdir(tmp_path)
+        for command in (["inspect"], ["verify"], ["compare", folder]):
+            result = run(*command, self.URL, "--json")
+            assert result.exit_code == 0, result.output
+        assert run("export", self.URL, "--to", "npz").exit_code == 0
+        assert (tmp_path / "plan-npz").is_dir()
+
+    def test_none_there_is_one_line(self):
+        result = run("inspect", f"{self.URL}-none")
+        assert result.exit_code == 1
+        assert result.stderr == (
+            "Error: counted://plans/plan-none holds no plan.json, so it is no plan; check the path\n"
+        )

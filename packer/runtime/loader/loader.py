@@ -22,6 +22,7 @@ from packer.runtime.loader.prefetch import Schedule, read_in_order
 from packer.runtime.loader.progress import EpochStream, Place, Progress
 from packer.runtime.loader.randomness import Randomness
 from packer.runtime.loader.reader import MicroBatchReader, Slicing, UserCollate
+from packer.runtime.loader.rereading import warn_of_rereading
 from packer.runtime.loader.state import VERSION, LoaderState, Resume
 from packer.runtime.loader.step import Step
 from packer.runtime.sequence_parallel.shard import Shard, require_divisible
@@ -188,6 +189,7 @@ class PlanLoader:
             segments=Segments.of(plan, pad_cu_seqlens) if pad_cu_seqlens else None,
             largest_first=largest_first,
         )
+        warn_of_rereading(plan, dataset, self._at, max(num_workers, 1))
         self._reader = reader
         self._schedule = Schedule(self.grad_accum)
         self._source = read_in_order(
