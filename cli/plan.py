@@ -95,10 +95,11 @@ FILE = click.Path(path_type=Path)
 @grouped(
     CHOICE,
     "--packing",
-    type=click.Choice(["windowed", "mixed", "next-fit", "best-fit"]),
+    type=click.Choice(["windowed", "mixed", "next-fit", "best-fit", "wrapped"]),
     help="windowed: random, with little padding. mixed (packed): full rows, each a random draw of the data. "
     "next-fit: keeps the order. best-fit (packed): the fewest rows, each alike in length, which costs "
-    "learning.  [default: windowed; mixed if packed; next-fit if the order is not random]",
+    "learning. wrapped (packed): documents end to end, cut where a row ends.  [default: windowed; mixed if "
+    "packed; next-fit if the order is not random]",
 )
 @grouped(
     CHOICE,

@@ -83,6 +83,7 @@ def check(folder, seqlens=None, loss_tokens=None):
         check_coverage(rows, mine, header, seqlens)
         check_drops(mine, config)
         check_kept(rows, mine, header)
+        check_cuts(rows, mine, header, seqlens)
         check_counts(rows, mine, header["epochs"][epoch])
         check_mix(steps, by_step, header["epochs"][epoch])
         check_imbalance(by_step, config, header["epochs"][epoch])
@@ -302,6 +303,56 @@ def check_kept(rows, dropped, header):
             assert hashlib.sha256(np.array(kept, "<i8").tobytes()).hexdigest() == ids["sha256"]
 
 
+def check_cuts(rows, dropped, header, seqlens):
+    """No piece of a cut sample trains nothing; wrapped rows are full, and cut samples at their ends only."""
+    config = header["config"]
+    for row in rows:
+        for start, length in zip(row.get("starts", ()), row["seqlens"], strict=False):
+            assert start != 1, "a first piece of one token"
+            assert start == 0 or length > 1, "a later piece of one token"
+    if config.get("packing") != "wrapped":
+        return
+    limit = config.get("max_seqlen")
+
+    def is_border(token):
+        """Whether a document begins there: a sample, or what is split from one at max_seqlen."""
+        return token == 0 or (config["too_long"] == "split" and limit and token % limit in (0, limit - 1))
+
+    documents, short = [row["num_tokens"] for row in dropped if row["epoch"] is not None], []
+    later = len(documents) if config["too_long"] == "split" else 0
+    for row in rows:
+        pieces = list(zip(row["sample_ids"], row["starts"], row["seqlens"], strict=True))
+        for _, start, _ in pieces[1:]:
+            assert is_border(start), "a later piece that is not the first of its row"
+        for sample, start, length in pieces[:-1]:
+            end = start + length
+            if seqlens is not None:
+                assert end in (seqlens[sample], limit) or is_border(end), "cut before the end of its row"
+        segment, room = row_room(config)
+        missing = room - sum(-(-length // segment) * segment for length in row["seqlens"])
+        assert missing >= 0
+        if not row["is_filler"] and not row["is_repeat"]:
+            short += [missing] * (missing > 1)
+        documents += row["seqlens"]
+        later += sum(start > 0 and bool(is_border(start)) for start in row["starts"])
+    # the last row; those for which nothing was left but pieces of samples in them, or documents of 3 tokens
+    assert sum(missing > 2 for missing in short) <= 1 + later
+    assert len(short) <= 1 + later + documents.count(3)
+
+
+def row_room(config):
+    """Return what a document is padded to a multiple of where it counts, and the room of a packed row."""
+    budget, fixed = config["max_tokens"], config.get("fixed_seqlen")
+    if config["count"] == "real" and fixed is None:
+        return 1, budget
+    multiple = math.lcm(config.get("sp_size", 1), config.get("pad_multiple", 1))
+    if config["count"] == "padded":
+        budget -= budget % multiple
+    segment = config.get("pad_segments_to", 1)
+    room = min(budget, fixed or budget)
+    return segment, room - room % segment
+
+
 def surely_fits(length, config, company=1):
     """Whether a sample fits, with ``company`` samples padded to it; False where nothing is known for sure."""
     if config.get("max_seqlen") is not None and length > config["max_seqlen"]:
@@ -309,6 +360,8 @@ def surely_fits(length, config, company=1):
     budget = config["max_tokens"]
     if isinstance(budget, dict) or ((config.get("min_samples") or 1) > 1 and company == 1):
         return False
+    if config.get("packing") == "wrapped":
+        return length <= 2**31 - 1
     packed, real, fixed = config["layout"] == "packed", config["count"] == "real", config.get("fixed_seqlen")
     segment = config.get("pad_segments_to", 1) if packed and (fixed is not None or not real) else 1
     room = -(-length // segment) * segment
@@ -331,6 +384,7 @@ def check_counts(rows, all_dropped, counts):
     assert counts["num_tokens"] == sum(row["num_tokens"] for row in planned)
     starts = [start for row in planned for start in row.get("starts", [0] * row["num_samples"])]
     assert counts["num_samples"] == starts.count(0)
+    assert counts["num_pieces"] == len(starts)
     cut = any("starts" in row for row in rows)
     begun = {
         sample

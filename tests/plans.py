@@ -156,11 +156,11 @@ def whole_plan() -> tuple[Plan, list[int]]:
 
 def cut_plan() -> tuple[Plan, list[int]]:
     """Return a packed plan with samples in pieces: one of its pieces is dropped, another sample truncated."""
-    seqlens = [25, 3, 8, 14]
+    seqlens = [25, 4, 8, 14]
     rows = [
-        Row(pieces=[(0, 8, 0), (1, 2, 1)], padded_seqlen=12),
+        Row(pieces=[(0, 8, 0), (1, 2, 2)], padded_seqlen=12),
         Row(pieces=[(0, 8, 16)], padded_seqlen=8),
-        Row(pieces=[(1, 1, 0), (2, 8, 0)], padded_seqlen=12),
+        Row(pieces=[(1, 2, 0), (2, 8, 0)], padded_seqlen=12),
         Row(pieces=[(3, 8, 0)], padded_seqlen=8),
     ]
     options = {"layout": "packed", "grad_accum": 2}

@@ -16,7 +16,7 @@ from packer.errors import ConfigError
 Layout = Literal["padded", "packed"]
 Count = Literal["padded", "real"]
 Order = Literal["random", "sequential", "seqlen"]
-Packing = Literal["next-fit", "windowed", "mixed", "best-fit"]
+Packing = Literal["next-fit", "windowed", "mixed", "best-fit", "wrapped"]
 TooLong = Literal["error", "drop", "truncate", "split"]
 Remainder = Literal["drop", "keep", "fill"]
 Balance = Literal["none", "tokens", "flops"]
@@ -319,7 +319,7 @@ def _default_packing(config: PlanConfig) -> Packing:
 
 
 def _check_packing(config: PlanConfig) -> None:
-    if config.packing in ("mixed", "best-fit") and config.layout != "packed":
+    if config.packing in ("mixed", "best-fit", "wrapped") and config.layout != "packed":
         raise ConfigError(
             f"--packing {config.packing} fills packed rows; add --layout packed, or choose --packing windowed"
         )
@@ -328,6 +328,8 @@ def _check_packing(config: PlanConfig) -> None:
             f"--packing {config.packing} makes its own random order; choose --packing next-fit to keep "
             f"--order {config.order}"
         )
+    if config.packing == "wrapped":
+        _check_wrapped(config)
     if config.max_samples is not None and config.min_samples > config.max_samples:
         raise ConfigError(
             f"--min-samples {config.min_samples} is over --max-samples {config.max_samples}; lower the one "
@@ -350,6 +352,25 @@ def _check_packing(config: PlanConfig) -> None:
                 f"--curriculum draws from a pool at random, which --order {config.order} forbids; "
                 "choose --order random, or leave --curriculum out"
             )
+
+
+def _check_wrapped(config: PlanConfig) -> None:
+    """Refuse what bounds the samples of a row, or chooses among them: they are cut where a row ends."""
+    given = {
+        "min_samples": config.min_samples > 1,
+        "max_samples": config.max_samples is not None,
+        "max_attention": config.max_attention is not None,
+    }
+    for name in (name for name, is_given in given.items() if is_given):
+        raise ConfigError(
+            f"{_flag(name)} {getattr(config, name)} bounds the samples of a row, and wrapped rows are filled "
+            "with whatever comes next; leave it out, or choose --packing mixed"
+        )
+    if config.curriculum is not None:
+        raise ConfigError(
+            "--curriculum admits whole samples, and wrapped rows hold parts of them; leave it out, or choose "
+            "--packing mixed"
+        )
 
 
 def _check_shapes(config: PlanConfig) -> None:

@@ -240,6 +240,7 @@ _EPOCH: dict[str, Fits] = {
     "figures": _is_a(dict),
 }
 _EPOCH_OF_VERSION_2: dict[str, Fits] = {
+    "num_pieces": _is_count,
     "num_cut": _is_count,
     "design_effect": _is_a(dict),
     "rank_imbalance_by_step": _is_number,

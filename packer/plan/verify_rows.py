@@ -94,6 +94,15 @@ class RowRules:
             starts = table.starts
             rows.refuse_piece(starts < 0, lambda p: f"it starts at token {starts[p]}")
             rows.refuse_piece(rows.repeated_in_row(), lambda _: "it has two pieces in one micro-batch")
+            if self._plan.header["version"] >= 2:
+                # the token itself, or the one before it
+                trains_nothing = (starts == 1) | ((starts > 0) & (table.seqlens == 1))
+                rows.refuse_piece(
+                    trains_nothing,
+                    lambda p: (
+                        f"it is cut at token {starts[p]} into a piece of one token, which trains nothing"
+                    ),
+                )
         self._check_lengths(rows)
         self._check_filters(rows)
 

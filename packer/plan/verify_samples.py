@@ -192,6 +192,7 @@ class _Epoch:
         counts = self._plan.header["epochs"][self._number]
         tokens = sum(int(pieces.seqlens.sum(dtype=np.int64)) for _, pieces in self.planned())
         samples = sum(int(np.count_nonzero(pieces.starts == 0)) for _, pieces in self.planned())
+        num_pieces = sum(len(pieces.sample_ids) for _, pieces in self.planned())
         lost = sum(int(lost.seqlens.sum()) for lost, _, _ in self.drops())
         source = self._plan.header["num_tokens"]
         if tokens + lost != source:
@@ -199,6 +200,8 @@ class _Epoch:
                 f"{self._name}: {tokens} tokens planned + {lost} dropped are not the source's {source}"
             )
         actual = {"num_tokens": tokens, "num_samples": samples} | self._losses()
+        if self._plan.header["version"] >= 2:
+            actual["num_pieces"] = num_pieces
         for name, value in actual.items():
             if counts[name] != value:
                 raise InvariantError(

@@ -167,6 +167,7 @@ def _write_microbatches(
         "num_steps": len(epoch.step_num_samples),
         "num_microbatches": num_rows,
         "num_samples": 0,
+        "num_pieces": 0,
         "num_tokens": 0,
         "num_padded_tokens": 0,
         "num_fillers": int(np.count_nonzero(epoch.is_filler)),
@@ -185,6 +186,7 @@ def _write_microbatches(
         if not packed:
             area *= arrays["num_samples"]
         counts["num_samples"] += int(whole_samples(arrays)[planned].sum())
+        counts["num_pieces"] += int(arrays["num_samples"][planned].sum(dtype=np.int64))
         counts["num_tokens"] += int(arrays["num_tokens"][planned].sum())
         counts["num_padded_tokens"] += int(area.sum())
         counts["max_padded_tokens"] = max(counts["max_padded_tokens"], int(area.max(initial=0)))

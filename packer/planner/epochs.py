@@ -17,7 +17,8 @@ from packer.planner.order.orders import Purpose, histogram, key_for
 from packer.planner.packing.curriculum import pack_by_admission
 from packer.planner.packing.lower_bound import lower_bound
 from packer.planner.packing.microbatches import IntArray, MicroBatches
-from packer.planner.packing.pack import limits_of, pack
+from packer.planner.packing.pack import limits_of, pack_pieces
+from packer.planner.packing.wrapped import fewest_rows
 from packer.planner.progress import Pace, Phase
 from packer.planner.rate import lr_scales, mean_size
 from packer.planner.shape import choose_shapes, pad_to
@@ -101,16 +102,17 @@ class EpochPlanner:
 
     def _compose(self, epoch: int, limits: Limits, mix: Mix, first_step: int) -> Composition:
         # handed over without a name, so that they can go while they are composed
-        return compose(
-            self._pack(epoch, limits, first_step), self.pieces, mix, self.config, epoch, self.loss_tokens
-        )
+        return compose(*self._pack(epoch, limits, mix, first_step), self.config, epoch, self.loss_tokens)
 
-    def _pack(self, epoch: int, limits: Limits, first_step: int) -> MicroBatches:
+    def _pack(
+        self, epoch: int, limits: Limits, mix: Mix, first_step: int
+    ) -> tuple[MicroBatches, Pieces, Mix]:
+        """Return the micro-batches, what they are made of, and its mix."""
         pieces, config = self.pieces, self.config
         self.pace.begin(Phase.PACK, epoch)
         if self.admissions is None:
             key = key_for(config.seed, epoch, Purpose.SAMPLES)
-            microbatches = pack(pieces.lengths, pieces.owners, limits, config, key)
+            pieces, microbatches = pack_pieces(pieces, limits, config, key)
         else:
             microbatches = pack_by_admission(
                 pieces.lengths,
@@ -123,14 +125,14 @@ class EpochPlanner:
                 progress=self.pace.advance,
             )
         self.pace.begin(Phase.LAY_OUT, epoch)
-        if not limits.packed:
-            return microbatches
-        # what found no company is in no row
-        lengths, counts = histogram(pieces.seqlens)
-        np.subtract.at(counts, np.searchsorted(lengths, pieces.seqlens[microbatches.leftover]), 1)
-        bound = lower_bound(lengths[counts > 0], counts[counts > 0], limits)
-        figures = {"lower_bound": bound, "num_packed": len(microbatches)}
-        return replace(microbatches, figures=microbatches.figures | figures)
+        is_cut_anew = pieces is not self.pieces
+        if is_cut_anew:
+            mix = Mix.of(pieces.seqlens)
+        if limits.packed:
+            bound = fewest_rows(self.pieces, limits) if is_cut_anew else _bound(pieces, microbatches, limits)
+            figures = {"lower_bound": bound, "num_packed": len(microbatches)}
+            microbatches = replace(microbatches, figures=microbatches.figures | figures)
+        return microbatches, pieces, mix
 
     def _shared(self, epochs: Iterable[Composition]) -> Shared:
         """Run through the epochs for what all of them need to know, if there is anything."""
@@ -160,11 +162,10 @@ class EpochPlanner:
         """Give an epoch its shapes and factors."""
         if shared.shapes is not None:
             limits = limits._replace(shapes=shared.shapes)
-        pieces = self.pieces
         return PlannedEpoch(
-            sample_ids=pieces.sample_ids(composed.pieces),
+            sample_ids=composed.sample_ids,
             seqlens=composed.seqlens,
-            starts=None if pieces.starts is None else pieces.starts[composed.pieces],
+            starts=composed.starts,
             offsets=composed.offsets,
             padded_seqlens=self._shape(composed.unpadded, limits),
             costs=composed.costs,
@@ -202,6 +203,13 @@ class EpochPlanner:
                 "--pad-multiple, --pad-segments-to or --sp-size"
             )
         return padded.astype(np.int32)
+
+
+def _bound(pieces: Pieces, microbatches: MicroBatches, limits: Limits) -> int:
+    """Return below how many rows nothing can go, for all but what found no company."""
+    lengths, counts = histogram(pieces.seqlens)
+    np.subtract.at(counts, np.searchsorted(lengths, pieces.seqlens[microbatches.leftover]), 1)
+    return lower_bound(lengths[counts > 0], counts[counts > 0], limits)
 
 
 def _taken_out(held: list[Composition]) -> Iterator[Composition]:

@@ -27,7 +27,7 @@ def facts(summary: PlanSummary) -> Iterator[tuple[str, str]]:
     yield "steps", _steps(summary)
     yield "samples planned", _share(summary.planned_samples, _per_source(summary))
     if summary.cut_samples:
-        yield "samples cut", _share(summary.cut_samples, _per_source(summary))
+        yield "samples cut", _cut(summary)
     for reason, counts in by_tokens(summary.dropped):
         tokens = f", {amount(counts['num_tokens'])} tokens" if counts["num_tokens"] else ""
         yield f"dropped {reason}", f"{_share(counts['num_samples'], _per_source(summary))}{tokens}"
@@ -120,6 +120,15 @@ def _share(part: int, whole: int) -> str:
     if not whole:
         return f"{part:,}"
     return f"{part:,} of {whole:,} ({percent(part / whole)})"
+
+
+def _cut(summary: PlanSummary) -> str:
+    """Say how many samples are in pieces, and what that costs."""
+    text = _share(summary.cut_samples or 0, _per_source(summary))
+    if not summary.unpredicted_tokens:
+        return text
+    later = counted(summary.unpredicted_tokens, "later piece")
+    return f"{text}; nothing predicts the first token of {later}"
 
 
 def percent(share: float) -> str:

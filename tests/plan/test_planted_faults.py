@@ -27,6 +27,7 @@ OPTIONS = {
     "company": STEP | {"min_samples": 5, "too_long": "drop"},
     "chosen": STEP | {"sample_ids": range(200), "too_long": "drop"},
     "real": STEP | {"count": "real", "max_seqlen": 90},
+    "wrapped": STEP | {"layout": "packed", "packing": "wrapped"},
 }
 
 
@@ -89,6 +90,19 @@ FAULTS = {
         lambda rows: rows[0].update(starts=[1] * len(rows[0]["starts"])),
         "epoch 0",
     ),
+    "a piece that trains nothing": (
+        "packed",
+        ROWS,
+        lambda rows: rows[0].update(starts=[*rows[0]["starts"][:-1], 1]),
+        "cut at token 1 into a piece of one token",
+    ),
+    "cut inside a wrapped row": (
+        "wrapped",
+        ROWS,
+        lambda rows: rows[0].update(starts=[*rows[0]["starts"][:-1], 7]),
+        "it goes on at token 7, and is not the first of its row",
+    ),
+    "wrapped rows that are not full": ("wrapped", HEADER, option(max_tokens=250), "ends 10 tokens short"),
     # bounds
     "over max_tokens": ("padded", HEADER, option(max_tokens=200), "over max_tokens=200"),
     "over max_tokens, real": ("real", HEADER, option(max_tokens=200), "over max_tokens=200"),

@@ -75,7 +75,7 @@ options = st.fixed_dictionaries(
         "order": st.sampled_from([None, None, None, "sequential", "seqlen"]),
         "seed": st.integers(0, 3),
         "epochs": st.sampled_from([None, None, 2, 3]),
-        "packing": st.sampled_from([None, None, "windowed", "mixed", "next-fit", "best-fit"]),
+        "packing": st.sampled_from([None, None, "windowed", "mixed", "next-fit", "best-fit", "wrapped"]),
         "window": sometimes(1, 2, 5),
         "dp_size": st.sampled_from([None, 1, 2, 3]),
         "grad_accum": sometimes(2, 3),
@@ -114,7 +114,9 @@ def _meaningful(drawn):
     """Leave out what an option refuses beside it: else few plans would be made with it."""
     if drawn["step_tokens"] is not None:
         drawn = drawn | {"grad_accum": None}
-    if drawn["packing"] in ("mixed", "best-fit"):
+    if drawn["packing"] == "wrapped":
+        drawn = drawn | dict.fromkeys(["min_samples", "max_samples", "max_attention", "curriculum"])
+    if drawn["packing"] in ("mixed", "best-fit", "wrapped"):
         return drawn | {"layout": "packed", "order": None, "same_num_samples": None}
     return drawn
 
@@ -172,6 +174,7 @@ def test_every_option_was_planned_with():
         "next-fit",
         "best-fit",
         "mixed",
+        "wrapped",
         "step_tokens",
         "drop_untrainable",
         "curriculum",

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from packer.errors import EmptyPlanError, MetricsError, PlanError
+from packer.errors import ConfigError, EmptyPlanError, MetricsError, PlanError
 from packer.options.config import MAX_SEQLEN, PlanConfig
 from packer.plan.epoch import DroppedSamples
 from packer.planner.choose.selection import KEPT, reason, select
@@ -17,7 +17,10 @@ from packer.planner.packing.microbatches import IntArray
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Pieces:
-    """P samples, or pieces of samples, that are to be planned; those of one sample are neighbours."""
+    """P samples, or pieces of samples, that are to be planned.
+
+    Those of one sample are neighbours, but for what ``wrapped`` makes of them.
+    """
 
     lengths: IntArray
     """(K, P) int32, one row a budget; the first is seqlen, unless budgets are on other metrics."""
@@ -26,7 +29,7 @@ class Pieces:
     ids: IntArray | None
     """(P,) the sample of each piece, rising unless the user gave an order; None where piece p is sample p."""
     starts: NDArray[np.int32] | None
-    """(P,) where each piece begins in its sample; None where no sample is cut."""
+    """(P,) where each piece begins in its sample; None where no sample is, or will be, cut."""
     source: IntArray
     """(N,) lengths of all samples of the source."""
 
@@ -47,8 +50,8 @@ class Pieces:
 
     def drop(self, pieces: IntArray, reasons: NDArray[np.uint8]) -> DroppedSamples:
         """Report ``pieces`` as dropped, in the order of their samples."""
-        order = np.argsort(pieces, kind="stable")
-        order = order[np.argsort(self.sample_ids(pieces[order]), kind="stable")]
+        begins = pieces if self.starts is None else self.starts[pieces]
+        order = np.lexsort((begins, self.sample_ids(pieces)))
         pieces, reasons = pieces[order], reasons[order]
         samples = self.sample_ids(pieces)
         return DroppedSamples(
@@ -57,6 +60,10 @@ class Pieces:
             num_tokens=self.seqlens[pieces].astype(np.int64),
             reasons=reasons,
         )
+
+
+_LEAST_CUT = 3
+"""Tokens of a piece that can give one to a last one of a single token."""
 
 
 class Chosen(NamedTuple):
@@ -110,7 +117,7 @@ def choose_pieces(
         kept = _narrow(ids if fates is None else ids[fates[ids] == KEPT], seqlens)
     lost = _lost(seqlens, np.empty(0, np.int64) if fates is None else np.flatnonzero(fates < KEPT), fates)
     if config.too_long == "split" and int(seqlens[kept].max()) > limit:
-        return Chosen(_split(seqlens, kept, limit), lost, limit)
+        return Chosen(_split(seqlens, kept, limit, config), lost, limit)
     return Chosen(*_whole_or_truncated(seqlens, lengths, kept, limit, lost, config), limit)
 
 
@@ -125,16 +132,28 @@ def _all_samples(seqlens: IntArray, lengths: Mapping[str, IntArray], config: Pla
     budgets = tokens[np.newaxis]
     if isinstance(config.max_tokens, Mapping):
         budgets = np.stack([np.asarray(lengths[metric], np.int32) for metric in config.budgets])
-    return Pieces(lengths=budgets, seqlens=tokens, ids=None, starts=None, source=seqlens)
+    starts = np.broadcast_to(np.int32(0), tokens.shape) if config.packing == "wrapped" else None
+    return Pieces(lengths=budgets, seqlens=tokens, ids=None, starts=starts, source=seqlens)
 
 
-def _split(seqlens: IntArray, kept: IntArray, limit: int) -> Pieces:
-    """Cut samples into pieces of ``limit`` tokens, the last one of what is left."""
+def _split(seqlens: IntArray, kept: IntArray, limit: int, config: PlanConfig) -> Pieces:
+    """Cut samples into pieces of ``limit`` tokens, the last one of what is left.
+
+    A single token that is left would train nothing, since it is not predicted: it takes one from the piece
+    before.
+    """
+    if limit < _LEAST_CUT:
+        raise ConfigError(
+            f"--too-long split would make pieces of {limit} tokens, and the first token of a piece is not "
+            f"predicted: some would train nothing; raise the limit to {_LEAST_CUT} at least, or choose "
+            "--too-long truncate or drop"
+        )
     whole = seqlens[kept].astype(np.int64)
     pieces = -(-whole // limit)
     most = int(np.argmax(whole))
     # told from the lengths, before anything of their size is made
-    if (int(pieces[most]) - 1) * limit > MAX_SEQLEN:
+    last = int(whole[most]) - 1 if config.packing == "wrapped" else (int(pieces[most]) - 1) * limit
+    if last > MAX_SEQLEN:
         raise PlanError(
             f"sample {int(kept[most])} has {int(whole[most])} tokens, and its pieces would start after token "
             f"{MAX_SEQLEN}; choose --too-long truncate or drop"
@@ -143,7 +162,10 @@ def _split(seqlens: IntArray, kept: IntArray, limit: int) -> Pieces:
     ids = np.repeat(kept, pieces)  # in 32 bits while every id of the source fits
     first = np.repeat(np.cumsum(pieces) - pieces, pieces)
     starts = (np.arange(len(ids)) - first) * limit
-    cut = np.minimum(np.repeat(whole, pieces) - starts, limit).astype(np.int32)
+    starts -= (starts > 0) & (np.repeat(whole, pieces) - starts == 1)
+    ends = np.append(starts[1:], 0)
+    ends[np.cumsum(pieces) - 1] = whole
+    cut = (ends - starts).astype(np.int32)
     return Pieces(
         lengths=cut[np.newaxis],
         seqlens=cut,
@@ -175,7 +197,7 @@ def _whole_or_truncated(
         lengths=budgets,
         seqlens=cut,
         ids=None if is_all else kept,
-        starts=np.zeros(len(cut), np.int32) if is_truncated.any() else None,
+        starts=np.zeros(len(cut), np.int32) if is_truncated.any() or config.packing == "wrapped" else None,
         source=seqlens,
     )
     return pieces, lost
