@@ -120,6 +120,15 @@ FILE = click.Path(path_type=Path)
     help="Keep these samples only: a text file with one id a line, or a .npy array.",
 )
 @grouped(
+    CHOICE,
+    "--except",
+    "trained",
+    multiple=True,
+    metavar="PLAN[@EPOCH:STEP]",
+    help="Go on from that plan's run: leave out what the epoch trained before the step, or all that the plan "
+    "did, and count samples and tokens from there. Repeatable.",
+)
+@grouped(
     CHOICE, "--drop-untrainable", is_flag=True, help="Leave out samples without a token that the loss counts."
 )
 @grouped(
@@ -247,7 +256,15 @@ FILE = click.Path(path_type=Path)
     metavar="X",
     help="The factor never exceeds it.",
 )
-def plan(metrics: Path, out: Path, overwrite: bool, as_json: bool, pipeline: bool, **options: Any) -> None:
+def plan(
+    metrics: Path,
+    out: Path,
+    overwrite: bool,
+    as_json: bool,
+    pipeline: bool,
+    trained: tuple[str, ...],
+    **options: Any,
+) -> None:
     """Pack the samples into micro-batches and steps.
 
     METRICS is the directory that `packer analyze` made, or DeepSpeed's DataAnalyzer. The plan says which
@@ -265,7 +282,14 @@ def plan(metrics: Path, out: Path, overwrite: bool, as_json: bool, pipeline: boo
 
     start = time.perf_counter()
     with ProgressDisplay("opening") as display:
-        made = make_plan(metrics, config, out=out, overwrite=overwrite, progress=partial(_show, display))
+        made = make_plan(
+            metrics,
+            config,
+            trained=trained,
+            out=out,
+            overwrite=overwrite,
+            progress=partial(_show, display),
+        )
     seconds = time.perf_counter() - start
     click.echo(_for_machines(made, out, seconds) if as_json else _for_people(made, metrics, out, seconds))
 

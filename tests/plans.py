@@ -111,13 +111,14 @@ def epoch(
     )
 
 
-def drops(*samples: tuple[int, int, int, str]) -> DroppedSamples:
+def drops(*samples: tuple[int, int, int, str], starts: list[int] | None = None) -> DroppedSamples:
     """Return dropped samples from (sample_id, seqlen, tokens lost, reason)."""
     return DroppedSamples(
         sample_ids=np.array([s[0] for s in samples], np.int64),
         seqlens=np.array([s[1] for s in samples], np.int64),
         num_tokens=np.array([s[2] for s in samples], np.int64),
         reasons=np.array([DROP_REASONS.index(s[3]) for s in samples], np.uint8),
+        starts=None if starts is None else np.array(starts, np.int64),
     )
 
 

@@ -89,7 +89,7 @@ def verify_plan(
     for number in range(plan.num_epochs):
         epoch = plan.epoch(number)
         steps.begin(number, epoch)
-        wrapped.begin()
+        wrapped.begin(number)
         for table in epoch.microbatches():
             rows.check(number, table)
             wrapped.check(number, table)

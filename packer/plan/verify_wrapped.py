@@ -6,11 +6,14 @@ from numpy.typing import NDArray
 from packer.errors import InvariantError
 from packer.options import PlanConfig
 from packer.options.bounds import full_row, row_room
+from packer.plan.epoch import DROP_REASONS
 from packer.plan.reader import Plan
 from packer.plan.rows import MicroBatches
+from packer.plan.trained import accounts_of
 from packer.plan.verify_rows import Rows
 from packer.wording import counted
 
+_TRAINED = DROP_REASONS.index("trained")
 _UNCUT = 3
 """Tokens of a document that cannot be cut: a row with room for 2 may find nothing else to fill it."""
 
@@ -29,9 +32,12 @@ class WrappedRules:
             self._limit = int(plan.header["max_seqlen"])
             self._is_split = plan.config["too_long"] == "split"
 
-    def begin(self) -> None:
+    def begin(self, epoch: int) -> None:
         """Start an epoch."""
         self._short: list[str] = []  # the first two, in words
+        self._borders = np.empty(0, np.int64)
+        if self._is_wrapped and epoch == 0 and accounts_of(self._plan):
+            self._borders = self._borders_of_trained()
         # rows that end two tokens short, or more; documents that may not fill them
         self._num_short = self._num_shorter = self._num_uncut = self._num_met = 0
 
@@ -48,7 +54,7 @@ class WrappedRules:
         rows, starts = Rows(epoch, table), table.starts
         is_first, is_last = np.zeros((2, len(starts)), np.bool_)
         is_first[table.offsets[:-1]] = is_last[table.offsets[1:] - 1] = True
-        begins_anew = self._begins(starts)
+        begins_anew = self._begins(table.sample_ids, starts)
         rows.refuse_piece(
             ~is_first & ~begins_anew,
             lambda p: f"it goes on at token {starts[p]}, and is not the first of its row (packing=wrapped)",
@@ -56,7 +62,7 @@ class WrappedRules:
         if self._metric is not None:
             ends = starts.astype(np.int64) + table.seqlens
             lengths = self._metric[table.sample_ids]
-            ends_here = (ends == lengths) | (ends == self._limit) | self._begins(ends)
+            ends_here = (ends == lengths) | (ends == self._limit) | self._begins(table.sample_ids, ends)
             rows.refuse_piece(
                 ~is_last & ~ends_here,
                 lambda p: f"it is cut at token {ends[p]}, and is not the last of its row (packing=wrapped)",
@@ -81,7 +87,8 @@ class WrappedRules:
         for part in self._plan.dropped():
             mine = part.epoch == epoch
             self._num_uncut += int(np.count_nonzero(part.num_tokens[mine] == _UNCUT))
-            self._num_met += int(np.count_nonzero(mine)) * self._is_split
+            if self._is_split or len(self._borders):
+                self._num_met += int(np.count_nonzero(mine))
         # one is the last; a piece of a sample that is in the row already cannot fill it either
         most = 1 + self._num_met
         if self._num_shorter > most or self._num_short > most + self._num_uncut:
@@ -90,9 +97,21 @@ class WrappedRules:
                 "(packing=wrapped)"
             )
 
-    def _begins(self, tokens: NDArray[np.integer]) -> NDArray[np.bool_]:
-        """Return at which tokens of a sample a document begins: the first, or where it was split before."""
+    def _borders_of_trained(self) -> NDArray[np.int64]:
+        """Return where stretches that were trained before begin and end, as sample · 2^31 + token."""
+        found = [np.empty(0, np.int64)]
+        for part in self._plan.dropped():
+            mine = part.reason == _TRAINED
+            starts = np.zeros_like(part.num_tokens) if part.start is None else part.start
+            key = part.sample_id[mine].astype(np.int64) << 31
+            found += [key + starts[mine], key + starts[mine] + part.num_tokens[mine]]
+        return np.concatenate(found)
+
+    def _begins(self, sample_ids: NDArray[np.integer], tokens: NDArray[np.integer]) -> NDArray[np.bool_]:
+        """Return at which tokens a document begins or ends: the first, or where it was cut before packing."""
         begins: NDArray[np.bool_] = tokens == 0
+        if len(self._borders):
+            begins = begins | np.isin((sample_ids.astype(np.int64) << 31) + tokens, self._borders)
         if self._is_split:
             # a last piece of one token takes one from the piece before
             begins = begins | np.isin(tokens % self._limit, (0, self._limit - 1))

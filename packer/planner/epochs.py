@@ -10,7 +10,8 @@ from packer.errors import ConfigError
 from packer.kernels.limits import Limits
 from packer.options.config import MAX_SEQLEN, PlanConfig
 from packer.plan.epoch import PlannedEpoch
-from packer.planner.choose.pieces import Pieces
+from packer.planner.choose.pieces import Pieces, join_drops
+from packer.planner.choose.trained import LeftOver
 from packer.planner.compose.composition import Composition, compose
 from packer.planner.compose.mix import Mix
 from packer.planner.order.orders import Purpose, histogram, key_for
@@ -42,6 +43,8 @@ class EpochPlanner:
     """Plans the epochs of one configuration over one set of pieces."""
 
     pieces: Pieces
+    first: LeftOver | None = None
+    """What the first epoch has of them, where an earlier plan trained the rest."""
     config: PlanConfig
     loss_tokens: IntArray | None = None
     """(N,) of every sample of the source; None for all tokens but each sample's first."""
@@ -102,17 +105,21 @@ class EpochPlanner:
 
     def _compose(self, epoch: int, limits: Limits, mix: Mix, first_step: int) -> Composition:
         # handed over without a name, so that they can go while they are composed
-        return compose(*self._pack(epoch, limits, mix, first_step), self.config, epoch, self.loss_tokens)
+        composed = compose(*self._pack(epoch, limits, mix, first_step), self.config, epoch, self.loss_tokens)
+        if self.first is None or epoch:
+            return composed
+        return replace(composed, dropped=join_drops(composed.dropped, self.first.dropped))
 
     def _pack(
         self, epoch: int, limits: Limits, mix: Mix, first_step: int
     ) -> tuple[MicroBatches, Pieces, Mix]:
         """Return the micro-batches, what they are made of, and its mix."""
-        pieces, config = self.pieces, self.config
+        config = self.config
+        given = pieces = self.pieces if self.first is None or epoch else self.first.pieces
         self.pace.begin(Phase.PACK, epoch)
         if self.admissions is None:
             key = key_for(config.seed, epoch, Purpose.SAMPLES)
-            pieces, microbatches = pack_pieces(pieces, limits, config, key)
+            pieces, microbatches = pack_pieces(given, limits, config, key)
         else:
             microbatches = pack_by_admission(
                 pieces.lengths,
@@ -125,11 +132,11 @@ class EpochPlanner:
                 progress=self.pace.advance,
             )
         self.pace.begin(Phase.LAY_OUT, epoch)
-        is_cut_anew = pieces is not self.pieces
-        if is_cut_anew:
+        if pieces is not self.pieces:
             mix = Mix.of(pieces.seqlens)
         if limits.packed:
-            bound = fewest_rows(self.pieces, limits) if is_cut_anew else _bound(pieces, microbatches, limits)
+            is_cut = pieces is not given
+            bound = fewest_rows(given, limits) if is_cut else _bound(pieces, microbatches, limits)
             figures = {"lower_bound": bound, "num_packed": len(microbatches)}
             microbatches = replace(microbatches, figures=microbatches.figures | figures)
         return microbatches, pieces, mix

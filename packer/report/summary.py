@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from packer.plan import Plan, main_metric
 from packer.plan.design_effect import NUM_CLASSES
+from packer.plan.trained import accounts_of
 from packer.wording import counted
 
 QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
@@ -86,6 +87,9 @@ class PlanSummary:
     """In pieces, or planned in part; None for plans of format version 1."""
     unpredicted_tokens: int | None
     """First tokens of later pieces, which nothing predicts; None for plans of format version 1."""
+    trained_before: tuple[dict[str, Any], ...]
+    """Plans that this one goes on from, each with ``plan`` (its hash), ``epoch``, ``step``, and the steps,
+    samples and tokens of it before that."""
     dropped: dict[str, dict[str, int]]
     """Reason → num_samples and num_tokens; a sample in pieces counts where its first one is."""
     real_tokens: int
@@ -189,6 +193,7 @@ def summarize(plan: Plan) -> PlanSummary:
             if header["version"] >= 2
             else None
         ),
+        trained_before=tuple(account.to_json() for account in accounts_of(plan)),
         dropped=_dropped(plan),
         real_tokens=sum(int(table.num_tokens.sum()) for table in _steps(plan)),
         padded_tokens=totals["num_padded_tokens"],

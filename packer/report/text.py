@@ -25,6 +25,8 @@ def summary_lines(summary: PlanSummary) -> Iterator[str]:
 def facts(summary: PlanSummary) -> Iterator[tuple[str, str]]:
     """Yield what a person wants to know: a label and a sentence."""
     yield "steps", _steps(summary)
+    if summary.trained_before:
+        yield "goes on from", _before(summary)
     yield "samples planned", _share(summary.planned_samples, _per_source(summary))
     if summary.cut_samples:
         yield "samples cut", _cut(summary)
@@ -120,6 +122,17 @@ def _share(part: int, whole: int) -> str:
     if not whole:
         return f"{part:,}"
     return f"{part:,} of {whole:,} ({percent(part / whole)})"
+
+
+def _before(summary: PlanSummary) -> str:
+    """Say what was trained before the plan begins, and where the last of those plans was left."""
+    last = summary.trained_before[-1]
+    steps, samples, tokens = (
+        sum(account[name] for account in summary.trained_before)
+        for name in ("num_steps", "num_samples", "num_tokens")
+    )
+    place = f"epoch {last['epoch']}, step {last['step']:,} of plan {last['plan'][:12]}"
+    return f"{place}: {counted(steps, 'step')}, {samples:,} samples, {amount(tokens)} tokens were before"
 
 
 def _cut(summary: PlanSummary) -> str:

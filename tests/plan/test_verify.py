@@ -154,7 +154,6 @@ CUT = [
     (ROWS, put(0, sample_ids=[0, 0]), r"\(row 0\), sample 0: it has two pieces in one micro-batch"),
     (ROWS, put(1, starts=[7]), r"epoch 0: sample 0 is planned twice: two of its pieces share tokens"),
     (ROWS, put(1, starts=[18]), r"epoch 0: sample 0 \(seqlen 25\) is planned beyond its end"),
-    (ROWS, put(3, starts=[1]), r"sample 3: it is cut at token 1 into a piece of one token"),
     (ROWS, put(3, starts=[2]), r"epoch 0: sample 3 is planned in pieces that leave a gap"),
     (ROWS, put(0, starts=[0, 3]), r"epoch 0: sample 1 is planned in pieces that leave a gap"),
     (DROPS, put(0, num_tokens=5), r"sample 3 \(seqlen 14\) is dropped as truncated, which it is not"),

@@ -1,7 +1,7 @@
 """Pieces: what is planned of the samples that were selected, those that are too long cut."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -59,6 +59,7 @@ class Pieces:
             seqlens=self.source[samples].astype(np.int64),
             num_tokens=self.seqlens[pieces].astype(np.int64),
             reasons=reasons,
+            starts=None if self.starts is None else self.starts[pieces].astype(np.int64),
         )
 
 
@@ -110,15 +111,17 @@ def choose_pieces(
     else:
         kept = _narrow(np.flatnonzero(fates == KEPT), seqlens)
     if kept is None:
-        nothing = _lost(seqlens, np.empty(0, np.int64), None)
-        return Chosen(_all_samples(seqlens, lengths, config), nothing, limit)
+        pieces, lost = _all_samples(seqlens, lengths, config), _lost(seqlens, np.empty(0, np.int64), None)
+        return Chosen(pieces, _placed(lost, pieces, limit), limit)
     if _is_reordered(config):
         ids = np.asarray(config.sample_ids)
         kept = _narrow(ids if fates is None else ids[fates[ids] == KEPT], seqlens)
     lost = _lost(seqlens, np.empty(0, np.int64) if fates is None else np.flatnonzero(fates < KEPT), fates)
     if config.too_long == "split" and int(seqlens[kept].max()) > limit:
-        return Chosen(_split(seqlens, kept, limit, config), lost, limit)
-    return Chosen(*_whole_or_truncated(seqlens, lengths, kept, limit, lost, config), limit)
+        pieces = _split(seqlens, kept, limit, config)
+    else:
+        pieces, lost = _whole_or_truncated(seqlens, lengths, kept, limit, lost, config)
+    return Chosen(pieces, _placed(lost, pieces, limit), limit)
 
 
 def _is_reordered(config: PlanConfig) -> bool:
@@ -213,6 +216,38 @@ def _lost(seqlens: IntArray, samples: IntArray, fate: NDArray[np.uint8] | None) 
     tokens = seqlens[samples].astype(np.int64)
     reasons = np.empty(0, np.uint8) if fate is None else fate[samples]
     return DroppedSamples(sample_ids=samples, seqlens=tokens, num_tokens=tokens, reasons=reasons)
+
+
+def with_starts(pieces: Pieces, lost: DroppedSamples) -> tuple[Pieces, DroppedSamples]:
+    """Say where whole samples begin, for a plan that cuts some in another epoch."""
+    if pieces.starts is None:
+        pieces = replace(pieces, starts=np.broadcast_to(np.int32(0), pieces.seqlens.shape))
+        lost = replace(lost, starts=np.zeros_like(lost.num_tokens))
+    return pieces, lost
+
+
+def _placed(lost: DroppedSamples, pieces: Pieces, limit: int) -> DroppedSamples:
+    """Say where what is lost begins, where samples are cut: of truncated ones behind the limit."""
+    if pieces.starts is None:
+        return lost
+    is_truncated = lost.reasons == reason("truncated")
+    return replace(lost, starts=np.where(is_truncated, limit, 0).astype(np.int64))
+
+
+def join_drops(one: DroppedSamples, other: DroppedSamples) -> DroppedSamples:
+    """Return both, in the order of the samples, and of their tokens."""
+    samples = np.concatenate([one.sample_ids, other.sample_ids])
+    starts = None
+    if one.starts is not None and other.starts is not None:
+        starts = np.concatenate([one.starts, other.starts])
+    order = np.argsort(samples, kind="stable") if starts is None else np.lexsort((starts, samples))
+    return DroppedSamples(
+        sample_ids=samples[order],
+        seqlens=np.concatenate([one.seqlens, other.seqlens])[order],
+        num_tokens=np.concatenate([one.num_tokens, other.num_tokens])[order],
+        reasons=np.concatenate([one.reasons, other.reasons])[order],
+        starts=None if starts is None else starts[order],
+    )
 
 
 def _join(lost: DroppedSamples, ids: IntArray, seqlens: NDArray[np.int64], limit: int) -> DroppedSamples:
