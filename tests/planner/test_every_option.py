@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from packer.errors import ConfigError, EmptyPlanError, PlanError, SampleTooLongError
 from packer.plan import verify_plan
+from packer.plan.trained import Trained
 from packer.planner import PlanConfig, make_plan
 from tests import invariants, plans
 
@@ -138,9 +139,22 @@ def without_what_is_refused(drawn):
 planned = set()
 
 
+def goes_on_from(made, part, seqlens, config, loss_tokens, metrics, path):
+    """Plan what is left once a half, or a whole, of the last epoch was trained."""
+    last = made.num_epochs - 1
+    place = Trained(plan=made, epoch=last, step=made.epoch(last).num_steps * part // 2)
+    try:
+        rest = make_plan(seqlens, config, loss_tokens=loss_tokens, metrics=metrics, trained=[place], out=path)
+    except (EmptyPlanError, ConfigError):
+        return
+    invariants.check(path, seqlens, loss_tokens)
+    verify_plan(rest)
+    planned.add("trained")
+
+
 @settings(max_examples=300)
-@given(lengths(), options, st.booleans())
-def test_every_invariant_holds(seqlens, drawn, has_labels):
+@given(lengths(), options, st.booleans(), st.sampled_from([None, None, 1, 2]))
+def test_every_invariant_holds(seqlens, drawn, has_labels, left_at):
     config = without_what_is_refused(drawn)
     seqlens = np.array(seqlens)
     loss_tokens = np.maximum(seqlens // 2, 0) if has_labels else None
@@ -164,6 +178,8 @@ def test_every_invariant_holds(seqlens, drawn, has_labels):
             make_plan(seqlens, config, loss_tokens=loss_tokens, metrics=metrics).fingerprint
             == made.fingerprint
         )
+        if left_at is not None and config.curriculum is None:
+            goes_on_from(made, left_at, seqlens, config, loss_tokens, metrics, Path(folder, "rest"))
     planned.update(drawn)
     planned.add(config.packing)
 
@@ -175,6 +191,7 @@ def test_every_option_was_planned_with():
         "best-fit",
         "mixed",
         "wrapped",
+        "trained",
         "step_tokens",
         "drop_untrainable",
         "curriculum",
