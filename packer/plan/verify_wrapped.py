@@ -5,7 +5,7 @@ from numpy.typing import NDArray
 
 from packer.errors import InvariantError
 from packer.options import PlanConfig
-from packer.options.bounds import full_row, row_room
+from packer.options.bounds import full_row, longest_sample, row_room
 from packer.plan.epoch import DROP_REASONS
 from packer.plan.reader import Plan
 from packer.plan.rows import MicroBatches
@@ -29,8 +29,8 @@ class WrappedRules:
         if self._is_wrapped:
             options = PlanConfig.from_json(plan.config)
             self._room, (_, self._multiple) = full_row(options), row_room(options)
-            self._limit = int(plan.header["max_seqlen"])
-            self._is_split = plan.config["too_long"] == "split"
+            self._limit = int(plan.header["max_seqlen"] or longest_sample(options))
+            self._is_split = options.too_long == "split"
 
     def begin(self, epoch: int) -> None:
         """Start an epoch."""
