@@ -18,6 +18,7 @@ _HOW_TO_READ = {
     "deepspeed": "json.load(open({file!r})): microbatch_ids, batch_sizes, batch_max_seqlens",
     "npz": "numpy.load({file!r}): offsets, sample_ids, seqlens, …",
     "parquet": "pandas.read_parquet({file!r})",
+    "samples": "pandas.read_parquet({file!r}): source, row, start, num_tokens, …",
 }
 
 
@@ -28,8 +29,13 @@ _HOW_TO_READ = {
     required=True,
     type=click.Choice(get_args(ExportFormat)),
     help="deepspeed: the three lists of batch_by_seqlens, as JSON. npz: NumPy arrays, micro-batches as "
-    "offsets into the samples. parquet: the tables of the plan.",
+    "offsets into the samples. parquet: the tables of the plan. samples: what was trained before a step, as "
+    "Parquet.",
 )
+@click.option(
+    "--epoch", type=int, metavar="E", help="Of samples: the epoch.  [default: 0 with --step, else all]"
+)
+@click.option("--step", type=int, metavar="T", help="Of samples: the first step that was not trained.")
 @click.option(
     "--out",
     type=click.Path(path_type=Path),
@@ -37,14 +43,24 @@ _HOW_TO_READ = {
 )
 @click.option("--overwrite", is_flag=True, help="Replace an existing export.")
 @click.option("--json", "as_json", is_flag=True, help="Print the result for machines.")
-def export(plan: Path | str, to: ExportFormat, out: Path | None, overwrite: bool, as_json: bool) -> None:
+def export(
+    plan: Path | str,
+    to: ExportFormat,
+    epoch: int | None,
+    step: int | None,
+    out: Path | None,
+    overwrite: bool,
+    as_json: bool,
+) -> None:
     """Write a plan for readers that do not know packer."""
     opened = load_plan(plan)
     if out is None:
         folder = Path(plan.rstrip("/").rsplit("/", 1)[-1]) if isinstance(plan, str) else plan
         out = folder.with_name(f"{folder.absolute().name}-{to}")
     with ProgressDisplay("exporting") as progress:
-        names = export_plan(opened, out, to=to, overwrite=overwrite, progress=progress.show)
+        names = export_plan(
+            opened, out, to=to, epoch=epoch, step=step, overwrite=overwrite, progress=progress.show
+        )
     if as_json:
         result = {"export_directory": str(out), "files": names, "content_hash": opened.fingerprint}
         click.echo(json.dumps(result))

@@ -98,10 +98,11 @@ FILE = click.Path(path_type=Path)
 @grouped(
     CHOICE,
     "--packing",
-    type=click.Choice(["windowed", "mixed", "next-fit", "best-fit"]),
+    type=click.Choice(["windowed", "mixed", "next-fit", "best-fit", "wrapped"]),
     help="windowed: random, with little padding. mixed (packed): full rows, each a random draw of the data. "
     "next-fit: keeps the order. best-fit (packed): the fewest rows, each alike in length, which costs "
-    "learning.  [default: windowed; mixed if packed; next-fit if the order is not random]",
+    "learning. wrapped (packed): documents end to end, cut where a row ends.  [default: windowed; mixed if "
+    "packed; next-fit if the order is not random]",
 )
 @grouped(
     CHOICE,
@@ -135,6 +136,15 @@ FILE = click.Path(path_type=Path)
     metavar="NAME",
     help="No micro-batch holds two samples of one value of this metric (analyze --key-column): contrastive "
     "training.",
+)
+@grouped(
+    CHOICE,
+    "--except",
+    "trained",
+    multiple=True,
+    metavar="PLAN[@EPOCH:STEP]",
+    help="Go on from that plan's run: leave out what the epoch trained before the step, or all that the plan "
+    "did, and count samples and tokens from there. Repeatable.",
 )
 @grouped(
     CHOICE, "--drop-untrainable", is_flag=True, help="Leave out samples without a token that the loss counts."
@@ -264,7 +274,15 @@ FILE = click.Path(path_type=Path)
     metavar="X",
     help="The factor never exceeds it.",
 )
-def plan(metrics: Path, out: Path, overwrite: bool, as_json: bool, pipeline: bool, **options: Any) -> None:
+def plan(
+    metrics: Path,
+    out: Path,
+    overwrite: bool,
+    as_json: bool,
+    pipeline: bool,
+    trained: tuple[str, ...],
+    **options: Any,
+) -> None:
     """Pack the samples into micro-batches and steps.
 
     METRICS is the directory that `packer analyze` made, or DeepSpeed's DataAnalyzer. The plan says which
@@ -282,7 +300,14 @@ def plan(metrics: Path, out: Path, overwrite: bool, as_json: bool, pipeline: boo
 
     start = time.perf_counter()
     with ProgressDisplay("opening") as display:
-        made = make_plan(metrics, config, out=out, overwrite=overwrite, progress=partial(_show, display))
+        made = make_plan(
+            metrics,
+            config,
+            trained=trained,
+            out=out,
+            overwrite=overwrite,
+            progress=partial(_show, display),
+        )
     seconds = time.perf_counter() - start
     rereading = rereading_of(made, open_metrics(metrics))
     if as_json:

@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-REASONS = {"filtered", "empty", "too_long", "truncated", "remainder", "min_samples"}
+REASONS = {"filtered", "empty", "too_long", "truncated", "remainder", "min_samples", "trained"}
 
 
 def read(path):
@@ -55,7 +55,9 @@ def check(folder, seqlens=None, loss_tokens=None):
     if seqlens is not None:
         assert len(seqlens) == header["num_samples"]
         assert int(np.sum(seqlens, dtype=np.int64)) == header["num_tokens"]
-    shapes, steps_of_all, samples_before, tokens_before = defaultdict(list), [], 0, 0
+    shapes, steps_of_all = defaultdict(list), []
+    samples_before = sum(account["num_samples"] for account in header["trained"])
+    tokens_before = sum(account["num_tokens"] for account in header["trained"])
     for epoch in range(header["num_epochs"]):
         rows, _ = read(folder / f"epoch-{epoch:05d}" / "microbatches.arrow")
         steps, _ = read(folder / f"epoch-{epoch:05d}" / "steps.arrow")
@@ -82,7 +84,9 @@ def check(folder, seqlens=None, loss_tokens=None):
         mine = [row for row in dropped if row["epoch"] in (None, epoch)]
         check_coverage(rows, mine, header, seqlens)
         check_drops(mine, config)
+        assert header["trained"] or not any(row["reason"] == "trained" for row in mine)
         check_kept(rows, mine, header)
+        check_cuts(rows, mine, header, seqlens)
         check_counts(rows, mine, header["epochs"][epoch])
         check_mix(steps, by_step, header["epochs"][epoch])
         check_imbalance(by_step, config, header["epochs"][epoch])
@@ -218,8 +222,10 @@ def check_coverage(rows, dropped, header, seqlens):
         for sample, start, length in zip(row["sample_ids"], starts, row["seqlens"], strict=True):
             pieces[sample].append((start, start + length))
     assert set(copied) <= set(pieces), "a copy of what is planned nowhere"
-    lost, lengths, reasons = Counter(), {}, defaultdict(list)
+    lost, lengths, reasons, starts_of_lost = Counter(), {}, defaultdict(list), defaultdict(list)
     for row in dropped:
+        if "start" in row:
+            starts_of_lost[row["sample_id"]].append((row["start"], row["start"] + row["num_tokens"]))
         lost[row["sample_id"]] += row["num_tokens"]
         assert lengths.setdefault(row["sample_id"], row["seqlen"]) == row["seqlen"]
         reasons[row["sample_id"]].append(row["reason"])
@@ -236,6 +242,10 @@ def check_coverage(rows, dropped, header, seqlens):
         if sample in lengths:
             assert planned + lost[sample] == lengths[sample], f"tokens of sample {sample}"
             assert not mine or mine[-1][1] <= lengths[sample]
+        if starts_of_lost[sample]:
+            tiles = sorted([*mine, *starts_of_lost[sample]])
+            edges = [0, *(edge for tile in tiles for edge in tile)]
+            assert all(a == b for a, b in zip(edges[::2], edges[1::2], strict=False)), f"gaps in {sample}"
         if mine and set(reasons[sample]) <= {"truncated"}:
             assert mine[-1][1] == planned, f"sample {sample} has a gap"
         if lengths.get(sample) == 0:
@@ -272,8 +282,9 @@ def check_drops(dropped, config):
                 assert isinstance(config["max_tokens"], dict) or not surely_fits(lost, config, company)
         if reason == "remainder":
             assert config["remainder"] == "drop"
-        assert row["epoch"] is None or reason in ("remainder", "min_samples")
-        assert row["epoch"] is not None or reason != "remainder"
+        assert row["epoch"] is None or reason in ("remainder", "min_samples", "trained")
+        assert row["epoch"] is not None or reason not in ("remainder", "trained")
+        assert reason != "trained" or row["epoch"] == 0
     others = config["dp_size"] * config["grad_accum"] - 1
     budget = config["max_tokens"]
     if not isinstance(budget, dict):
@@ -302,6 +313,64 @@ def check_kept(rows, dropped, header):
             assert hashlib.sha256(np.array(kept, "<i8").tobytes()).hexdigest() == ids["sha256"]
 
 
+def check_cuts(rows, dropped, header, seqlens):
+    """No piece of a cut sample trains nothing; wrapped rows are full, and cut samples at their ends only."""
+    config = header["config"]
+    for row in rows:
+        for start, length in zip(row.get("starts", ()), row["seqlens"], strict=False):
+            assert start == 0 or length > 1, "a later piece of one token"
+    if config.get("packing") != "wrapped":
+        return
+    limit = config.get("max_seqlen")
+    trained = {
+        (row["sample_id"], row.get("start", 0) + edge)
+        for row in dropped
+        if row["reason"] == "trained"
+        for edge in (0, row["num_tokens"])
+    }
+
+    def is_border(sample, token):
+        """Whether a document begins or ends there: a sample, what is split from one, or what was trained."""
+        is_split = config["too_long"] == "split" and limit and token % limit in (0, limit - 1)
+        return token == 0 or is_split or (sample, token) in trained
+
+    documents, short = [row["num_tokens"] for row in dropped if row["epoch"] is not None], []
+    later = len(documents) if config["too_long"] == "split" or trained else 0
+    for row in rows:
+        pieces = list(zip(row["sample_ids"], row["starts"], row["seqlens"], strict=True))
+        for sample, start, _ in pieces[1:]:
+            assert is_border(sample, start), "a later piece that is not the first of its row"
+        for sample, start, length in pieces[:-1]:
+            end = start + length
+            if seqlens is not None:
+                assert end in (seqlens[sample], limit) or is_border(sample, end), (
+                    "cut before the end of its row"
+                )
+        segment, room = row_room(config)
+        missing = room - sum(-(-length // segment) * segment for length in row["seqlens"])
+        assert missing >= 0
+        if not row["is_filler"] and not row["is_repeat"]:
+            short += [missing] * (missing > 1)
+        documents += row["seqlens"]
+        later += sum(start > 0 and bool(is_border(sample, start)) for sample, start, _ in pieces)
+    # the last row; those for which nothing was left but pieces of samples in them, or documents of 3 tokens
+    assert sum(missing > 2 for missing in short) <= 1 + later
+    assert len(short) <= 1 + later + documents.count(3)
+
+
+def row_room(config):
+    """Return what a document is padded to a multiple of where it counts, and the room of a packed row."""
+    budget, fixed = config["max_tokens"], config.get("fixed_seqlen")
+    if config["count"] == "real" and fixed is None:
+        return 1, budget
+    multiple = math.lcm(config.get("sp_size", 1), config.get("pad_multiple", 1))
+    if config["count"] == "padded":
+        budget -= budget % multiple
+    segment = config.get("pad_segments_to", 1)
+    room = min(budget, fixed or budget)
+    return segment, room - room % segment
+
+
 def surely_fits(length, config, company=1):
     """Whether a sample fits, with ``company`` samples padded to it; False where nothing is known for sure."""
     if config.get("max_seqlen") is not None and length > config["max_seqlen"]:
@@ -309,6 +378,8 @@ def surely_fits(length, config, company=1):
     budget = config["max_tokens"]
     if isinstance(budget, dict) or ((config.get("min_samples") or 1) > 1 and company == 1):
         return False
+    if config.get("packing") == "wrapped":
+        return length <= 2**31 - 1
     packed, real, fixed = config["layout"] == "packed", config["count"] == "real", config.get("fixed_seqlen")
     segment = config.get("pad_segments_to", 1) if packed and (fixed is not None or not real) else 1
     room = -(-length // segment) * segment
@@ -331,6 +402,7 @@ def check_counts(rows, all_dropped, counts):
     assert counts["num_tokens"] == sum(row["num_tokens"] for row in planned)
     starts = [start for row in planned for start in row.get("starts", [0] * row["num_samples"])]
     assert counts["num_samples"] == starts.count(0)
+    assert counts["num_pieces"] == len(starts)
     cut = any("starts" in row for row in rows)
     begun = {
         sample

@@ -454,6 +454,52 @@ def mixed(entries, limits, owners, *, pool, keep, tries, reach, gap_shift):
     return rows, [entries[place] for place in waiting + outside]
 
 
+def wrapped(lengths, owners, capacity, multiple, reach):
+    """Return rows of (document, start, tokens): end to end, cut where a row ends, no part a single token."""
+    coming, waiting, rows = list(range(len(lengths))), [], []
+    begun = None  # a document that goes on, and the tokens that were taken of it
+
+    def part(rest, left):
+        parts = [n for n in range(1, min(rest, left) + 1) if n == rest or (n > 1 and rest - n > 1)]
+        return max(parts, default=0)
+
+    def may_follow(document, left, row):
+        owner = owners[document] if owners else -1
+        is_met = owner >= 0 and any(owners[other] == owner for other, _, _ in row)
+        return not is_met and part(lengths[document], left) > 0
+
+    def next_document(left, row):
+        if waiting and may_follow(waiting[0], left, row):
+            return waiting.pop(0)
+        if left == 1:
+            return coming.pop(0) if coming and may_follow(coming[0], left, row) else None
+        while coming:
+            document = coming.pop(0)
+            if may_follow(document, left, row):
+                return document
+            waiting.append(document)
+        for place, document in enumerate(waiting[:reach]):
+            if may_follow(document, left, row):
+                return waiting.pop(place)
+        return None
+
+    while begun or coming or waiting:
+        row, left = [], capacity
+        while left > 0:
+            if begun is None:
+                document = next_document(left, row)
+                if document is None:
+                    break
+                begun = (document, 0)
+            document, start = begun
+            tokens = part(lengths[document] - start, left)
+            row.append((document, start, tokens))
+            begun = (document, start + tokens) if start + tokens < lengths[document] else None
+            left = left - -(-tokens // multiple) * multiple if begun is None else 0
+        rows.append(row)
+    return rows
+
+
 def deal_longest_first(rooms, squares, owners, num_rows, limits):
     """Deal the longest first to the emptiest row that can take it; at the end to rows that lack some."""
     rows = [[] for _ in range(num_rows)]

@@ -111,13 +111,14 @@ def epoch(
     )
 
 
-def drops(*samples: tuple[int, int, int, str]) -> DroppedSamples:
+def drops(*samples: tuple[int, int, int, str], starts: list[int] | None = None) -> DroppedSamples:
     """Return dropped samples from (sample_id, seqlen, tokens lost, reason)."""
     return DroppedSamples(
         sample_ids=np.array([s[0] for s in samples], np.int64),
         seqlens=np.array([s[1] for s in samples], np.int64),
         num_tokens=np.array([s[2] for s in samples], np.int64),
         reasons=np.array([DROP_REASONS.index(s[3]) for s in samples], np.uint8),
+        starts=None if starts is None else np.array(starts, np.int64),
     )
 
 
@@ -156,11 +157,11 @@ def whole_plan() -> tuple[Plan, list[int]]:
 
 def cut_plan() -> tuple[Plan, list[int]]:
     """Return a packed plan with samples in pieces: one of its pieces is dropped, another sample truncated."""
-    seqlens = [25, 3, 8, 14]
+    seqlens = [25, 4, 8, 14]
     rows = [
-        Row(pieces=[(0, 8, 0), (1, 2, 1)], padded_seqlen=12),
+        Row(pieces=[(0, 8, 0), (1, 2, 2)], padded_seqlen=12),
         Row(pieces=[(0, 8, 16)], padded_seqlen=8),
-        Row(pieces=[(1, 1, 0), (2, 8, 0)], padded_seqlen=12),
+        Row(pieces=[(1, 2, 0), (2, 8, 0)], padded_seqlen=12),
         Row(pieces=[(3, 8, 0)], padded_seqlen=8),
     ]
     options = {"layout": "packed", "grad_accum": 2}

@@ -22,6 +22,12 @@ def row_room(config: PlanConfig) -> tuple[int, int]:
     return min(budget, config.fixed_seqlen or budget), config.pad_segments_to
 
 
+def full_row(config: PlanConfig) -> int:
+    """Return what the samples of a full packed row take of its room: a multiple of what each is padded to."""
+    room, multiple = row_room(config)
+    return room // multiple * multiple
+
+
 class Company(NamedTuple):
     """The least company that a sample can have in a micro-batch: the shortest of the others."""
 
@@ -55,6 +61,8 @@ def longest_alone(config: PlanConfig, metric: str = "seqlen", company: Company =
         metric: the length that is meant, where there are several budgets.
         company: samples that share the micro-batch.
     """
+    if config.packing == "wrapped":
+        return MAX_SEQLEN  # it goes on in the next row
     budget = config.budgets.get(metric, MAX_SEQLEN)
     attention = config.max_attention or _UNLIMITED
     if config.layout == "packed":

@@ -16,7 +16,7 @@ from packer.errors import ConfigError
 Layout = Literal["padded", "packed"]
 Count = Literal["padded", "real"]
 Order = Literal["random", "sequential", "seqlen"]
-Packing = Literal["next-fit", "windowed", "mixed", "best-fit"]
+Packing = Literal["next-fit", "windowed", "mixed", "best-fit", "wrapped"]
 TooLong = Literal["error", "drop", "truncate", "split"]
 Remainder = Literal["drop", "keep", "fill"]
 Balance = Literal["none", "tokens", "flops"]
@@ -333,7 +333,7 @@ def _default_packing(config: PlanConfig) -> Packing:
 
 
 def _check_packing(config: PlanConfig) -> None:
-    if config.packing in ("mixed", "best-fit") and config.layout != "packed":
+    if config.packing in ("mixed", "best-fit", "wrapped") and config.layout != "packed":
         raise ConfigError(
             f"--packing {config.packing} fills packed rows; add --layout packed, or choose --packing windowed"
         )
@@ -348,6 +348,8 @@ def _check_packing(config: PlanConfig) -> None:
             f"--shuffle-blocks {config.shuffle_blocks} makes a random order, block by block, and {asked} "
             "another one; leave one of them out"
         )
+    if config.packing == "wrapped":
+        _check_wrapped(config)
     if config.max_samples is not None and config.min_samples > config.max_samples:
         raise ConfigError(
             f"--min-samples {config.min_samples} is over --max-samples {config.max_samples}; lower the one "
@@ -370,6 +372,35 @@ def _check_packing(config: PlanConfig) -> None:
                 f"--curriculum draws from a pool at random, which --order {config.order} forbids; "
                 "choose --order random, or leave --curriculum out"
             )
+
+
+def _check_wrapped(config: PlanConfig) -> None:
+    """Refuse what bounds the samples of a row, or chooses among them: they are cut where a row ends."""
+    given = {
+        "min_samples": config.min_samples > 1,
+        "max_samples": config.max_samples is not None,
+        "max_attention": config.max_attention is not None,
+    }
+    for name in (name for name, is_given in given.items() if is_given):
+        raise ConfigError(
+            f"{_flag(name)} {getattr(config, name)} bounds the samples of a row, and wrapped rows are filled "
+            "with whatever comes next; leave it out, or choose --packing mixed"
+        )
+    if config.curriculum is not None:
+        raise ConfigError(
+            "--curriculum admits whole samples, and wrapped rows hold parts of them; leave it out, or choose "
+            "--packing mixed"
+        )
+    if config.shuffle_blocks is not None:
+        raise ConfigError(
+            f"--shuffle-blocks {config.shuffle_blocks} reads samples whole, block by block, and wrapped rows "
+            "cut them where a row ends; leave it out, or choose --packing mixed"
+        )
+    if config.no_repeat_key is not None:
+        raise ConfigError(
+            f"--no-repeat-key {config.no_repeat_key} chooses among the samples of a row, and wrapped rows "
+            "are filled with whatever comes next; leave it out, or choose --packing mixed"
+        )
 
 
 def _check_shapes(config: PlanConfig) -> None:

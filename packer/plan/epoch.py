@@ -75,6 +75,9 @@ class DroppedSamples:
     """(K,) the tokens lost: the whole length, or what a truncation cut off."""
     reasons: NDArray[np.uint8]
     """(K,) index into ``DROP_REASONS``."""
+    starts: NDArray[np.int64] | None = None
+    """(K,) the first token lost, each one the first of so many; None where no sample of the plan is cut."""
 
 
-DROP_REASONS = ("filtered", "empty", "too_long", "truncated", "remainder", "min_samples")
+DROP_REASONS = ("filtered", "empty", "too_long", "truncated", "remainder", "min_samples", "trained")
+"""In the order of their codes; a plan of an older packer knows the first ones."""

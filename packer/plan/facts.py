@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from packer.plan.sources import PlanSource, joint_fingerprint
+from packer.plan.trained import Account
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -19,6 +20,9 @@ class PlanFacts:
     """A longer sample is too long: it is dropped, truncated, or split into pieces of so many tokens."""
     phases: Sequence[Mapping[str, Any]] | None = None
     """Stretches of the plan with shares of their own, in order: ``first_step``, and ``shares`` by source."""
+    trained: Sequence[Account] = ()
+    """What was trained before the plan begins, by plans that it goes on from: ``samples_before`` and
+    ``tokens_before`` of its steps count it."""
     lr_base: float | None = None
     """The size at which the learning-rate factor is 1, in the unit of ``lr_by``; None without scaling."""
     loss_tokens: str | None = None
@@ -39,6 +43,7 @@ class PlanFacts:
             "metrics_fingerprint": joint_fingerprint(self.sources),
             "sources": [source.to_json() for source in self.sources],
             "phases": self.phases,
+            "trained": [account.to_json() for account in self.trained],
             "lr_base": self.lr_base,
             "loss_tokens": self.loss_tokens,
         }

@@ -30,6 +30,10 @@ def _problems(header: Mapping[str, Any]) -> Iterator[str]:
             yield from _misfits(source, _SOURCE, f"sources[{number}].")
         for number, phase in enumerate(header["phases"] or []):
             yield from _misfits(phase, _PHASE, f"phases[{number}].")
+        for number, account in enumerate(header["trained"]):
+            yield from _misfits(account, _ACCOUNT, f"trained[{number}].")
+            if set(account) != set(_ACCOUNT):
+                yield f"trained[{number}] has more than its counts"
         yield from _problems_of_sources(header)
     yield from _misfits(header["config"], _CONFIG, "config.")
     yield from _misfits(header["config"], _OPTIONS, "config.", may_miss=True)
@@ -183,6 +187,7 @@ _HEADER_OF_VERSION_1: dict[str, Fits] = {
 _HEADER_OF_VERSION_2: dict[str, Fits] = {
     "sources": lambda value: _are_all(_is_a(dict))(value) and len(value) > 0,
     "phases": _maybe(_are_all(_is_a(dict))),
+    "trained": _are_all(_is_a(dict)),
 }
 _SOURCE: dict[str, Fits] = {
     "name": _maybe(lambda value: isinstance(value, str) and len(value) > 0),
@@ -194,6 +199,14 @@ _SOURCE: dict[str, Fits] = {
     "fingerprint": _maybe(_is_a(str)),
     "definition": _maybe(_is_a(dict)),
     "files": _maybe(_are_all(_is_a(dict))),
+}
+_ACCOUNT: dict[str, Fits] = {
+    "plan": _is_hash,
+    "epoch": _is_count,
+    "step": _is_count,
+    "num_steps": _is_count,
+    "num_samples": _is_count,
+    "num_tokens": _is_count,
 }
 _PHASE: dict[str, Fits] = {
     "first_step": _is_count,
@@ -244,6 +257,7 @@ _EPOCH: dict[str, Fits] = {
     "figures": _is_a(dict),
 }
 _EPOCH_OF_VERSION_2: dict[str, Fits] = {
+    "num_pieces": _is_count,
     "num_cut": _is_count,
     "design_effect": _is_a(dict),
     "rank_imbalance_by_step": _is_number,

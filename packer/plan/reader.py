@@ -137,7 +137,8 @@ class Plan:
     def dropped(self) -> Iterator[Dropped]:
         """Yield what is not planned, some ten thousand rows at a time."""
         for columns in self.batches(schema.DROPPED_FILE):
-            yield Dropped(**{name: columns[name] for name in Dropped._fields})
+            required = {name: columns[name] for name in Dropped._fields if name != "start"}
+            yield Dropped(**required, start=columns.get("start"))
 
     def columns(self, name: str) -> pa.Schema:
         """Return the schema of one table, by its file's name below the plan's folder."""

@@ -104,3 +104,5 @@ class Dropped(NamedTuple):
     num_tokens: NDArray[np.int64]
     reason: NDArray[np.int8]
     """Index into ``DROP_REASONS``."""
+    start: NDArray[np.int64] | None
+    """The first token lost; None where no sample of the plan is cut, or an older packer cut it."""

@@ -95,12 +95,15 @@ def steps_schema(rows_per_batch: int = MAX_ROWS_PER_BATCH) -> pa.Schema:
     return _schema(fields, rows_per_batch, nullable=("num_loss_tokens",))
 
 
-def dropped_schema(*, sample_id: pa.DataType, rows_per_batch: int = MAX_ROWS_PER_BATCH) -> pa.Schema:
+def dropped_schema(
+    *, sample_id: pa.DataType, has_starts: bool, rows_per_batch: int = MAX_ROWS_PER_BATCH
+) -> pa.Schema:
     """Return the columns of ``dropped.arrow``: one row a dropped sample; a null epoch means every epoch."""
     fields = [
         ("epoch", pa.int32()),
         ("sample_id", sample_id),
         ("seqlen", pa.int64()),
+        *([("start", pa.int64())] if has_starts else []),
         ("num_tokens", pa.int64()),
         ("reason", pa.dictionary(pa.int8(), pa.string())),
     ]
@@ -113,7 +116,9 @@ def expected_schema(
     """Return what a file of a plan must hold, given the names of the columns that may be there or not."""
     sample_id = id_type(num_samples)
     if name == DROPPED_FILE:
-        return dropped_schema(sample_id=sample_id, rows_per_batch=rows_per_batch)
+        return dropped_schema(
+            sample_id=sample_id, has_starts="start" in column_names, rows_per_batch=rows_per_batch
+        )
     if name.endswith("/steps.arrow"):
         return steps_schema(rows_per_batch)
     return microbatches_schema(
@@ -136,6 +141,11 @@ def reason_dictionary() -> pa.StringArray:
     ends = np.cumsum([0, *map(len, DROP_REASONS)], dtype=np.int32)
     text = "".join(DROP_REASONS).encode("ascii")
     return pa.StringArray.from_buffers(len(DROP_REASONS), pa.py_buffer(ends), pa.py_buffer(text))
+
+
+def is_reason_dictionary(found: pa.StringArray) -> bool:
+    """Say whether codes mean the reasons that they mean here; an older packer knew the first ones only."""
+    return len(found) <= len(DROP_REASONS) and found.equals(reason_dictionary().slice(0, len(found)))
 
 
 def rows_per_batch(offsets: NDArray[np.int64]) -> int:

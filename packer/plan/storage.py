@@ -201,7 +201,7 @@ def _as_arrays(batch: pa.RecordBatch) -> dict[str, NDArray[Any]]:
                 raise ValueError(f"{field.name} has lists of other lengths than the column before it")
             columns[field.name] = _numbers(field, column.values)
         elif pa.types.is_dictionary(field.type):
-            if not column.dictionary.equals(schema.reason_dictionary()):
+            if not schema.is_reason_dictionary(column.dictionary):
                 raise ValueError(f"{field.name} has other codes than those of a plan")
             columns[field.name] = _numbers(field, column.indices)
             if not np.isin(columns[field.name], np.arange(len(column.dictionary))).all():

@@ -24,6 +24,7 @@ from packer.plan.verify_keys import check_keys
 from packer.plan.verify_rows import RowRules
 from packer.plan.verify_samples import check_samples
 from packer.plan.verify_steps import StepRules
+from packer.plan.verify_wrapped import WrappedRules
 
 Progress = Callable[[int, int], None]
 """Called with the micro-batches checked so far and in all; a curriculum is checked in a second pass."""
@@ -83,7 +84,7 @@ def verify_plan(
     _check_limit(plan)
     drops = DropRules(plan, seqlens, budgeted)
     drops.check()
-    rows = RowRules(plan, seqlens, budgeted)
+    rows, wrapped = RowRules(plan, seqlens, budgeted), WrappedRules(plan, seqlens)
     num_microbatches = sum(plan.epoch(number).num_microbatches for number in range(plan.num_epochs))
     with_curriculum = metrics is not None and plan.config.get("curriculum") is not None
     total = num_microbatches * (1 + with_curriculum)
@@ -91,13 +92,16 @@ def verify_plan(
     for number in range(plan.num_epochs):
         epoch = plan.epoch(number)
         steps.begin(number, epoch)
+        wrapped.begin(number)
         for table in epoch.microbatches():
             rows.check(number, table)
+            wrapped.check(number, table)
             steps.count(table)
             done += len(table.step)
             if progress is not None:
                 progress(done, total)
         steps.check()
+        wrapped.finish(number)
         check_samples(plan, number, seqlens)
         check_copies(plan, number)
         check_figures(plan, number)

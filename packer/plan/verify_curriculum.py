@@ -84,7 +84,12 @@ def _pieces_of(plan: Plan, seqlens: NDArray[np.integer]) -> _Pieces:
     first = np.cumsum(counts) - counts
     sample_ids = np.repeat(np.arange(len(lengths)), counts)
     starts = (np.arange(len(sample_ids)) - first[sample_ids]) * limit
-    return _Pieces(sample_ids, np.minimum(lengths[sample_ids] - starts, limit), first, limit)
+    if plan.header["version"] >= 2:
+        # a last piece of one token takes one from the piece before
+        starts -= (starts > 0) & (lengths[sample_ids] - starts == 1)
+    ends = np.append(starts[1:], 0)
+    ends[(first + counts - 1)[counts > 0]] = lengths[counts > 0]
+    return _Pieces(sample_ids, np.minimum(ends - starts, limit), first, limit)
 
 
 def _check_number(plan: Plan, num_pieces: int) -> None:
@@ -146,7 +151,7 @@ class _Difficulty:
             return table.seqlens if self._metric is None else self._metric[table.sample_ids]
         position = self._pieces.first[table.sample_ids]
         if table.starts is not None:
-            position = position + table.starts // self._pieces.limit
+            position = position - -table.starts // self._pieces.limit  # rounded up: a start may be one less
         percentiles: NDArray[np.int64] = self._percentiles[np.minimum(position, len(self._percentiles) - 1)]
         return percentiles
 

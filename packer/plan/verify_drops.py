@@ -2,7 +2,7 @@
 
 import hashlib
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,6 +13,7 @@ from packer.options.bounds import Company, longest_sample, most_samples
 from packer.plan.epoch import DROP_REASONS
 from packer.plan.reader import Plan
 from packer.plan.rows import Dropped
+from packer.plan.trained import accounts_of
 
 EVERY_EPOCH = -1
 
@@ -25,6 +26,7 @@ _ASKED_BY = {
     "truncated": "too_long=truncate",
     "remainder": "remainder=drop and several micro-batches a step",
     "min_samples": "min_samples over 1",
+    "trained": "a plan that trained them before",
 }
 
 
@@ -51,7 +53,7 @@ class DropRules:
         self._budgeted = budgeted
         self._limit = int(plan.header["max_seqlen"] or longest_sample(self._options))
         self._step_size = plan.dp_size * plan.grad_accum
-        self._is_asked = _asked(plan.config, self._step_size)
+        self._is_asked = _asked(plan, self._step_size)
         # epoch -> pieces and tokens that fill no step
         self._remainders = np.zeros((plan.num_epochs, 2), np.int64)
         self._totals: dict[str, dict[str, int]] = {}
@@ -82,6 +84,9 @@ class DropRules:
             mine = lines.only(part.reason == code)
             if len(mine.ids):
                 self._check_reason(reason, mine)
+        if part.start is not None:
+            beyond = (part.start < 0) | (part.start + lines.lost > lines.lengths)
+            self._refuse(beyond, lines, "is dropped beyond its end", lines.lengths)
 
     def _check_reason(self, reason: str, lines: "_Lines") -> None:
         everyone = np.ones(len(lines.ids), np.bool_)
@@ -93,6 +98,8 @@ class DropRules:
         if reason == "remainder":
             self._refuse(in_every, lines, "is dropped as remainder in every epoch")
             np.add.at(self._remainders, lines.epoch, np.stack([everyone, lines.lost], axis=1))
+        elif reason == "trained":
+            self._refuse(lines.epoch != 0, lines, "is dropped as trained in another epoch than the first")
         elif reason != "min_samples":
             self._refuse(~in_every, lines, f"is dropped as {reason} in one epoch only")
         applies = getattr(self, f"_is_{reason}")(lines)
@@ -134,6 +141,9 @@ class DropRules:
         return is_cut_there & (lines.lost > 0)
 
     def _is_remainder(self, lines: "_Lines") -> NDArray[np.bool_]:
+        return lines.lost > 0
+
+    def _is_trained(self, lines: "_Lines") -> NDArray[np.bool_]:
         return lines.lost > 0
 
     def _is_min_samples(self, lines: "_Lines") -> NDArray[np.bool_]:
@@ -224,9 +234,11 @@ class _Lines(NamedTuple):
         return _Lines(self.epoch[wanted], self.ids[wanted], self.lengths[wanted], self.lost[wanted])
 
 
-def _asked(config: Mapping[str, Any], step_size: int) -> dict[str, bool]:
+def _asked(plan: Plan, step_size: int) -> dict[str, bool]:
     """Return which reasons the options allow; ``empty`` needs none."""
+    config = plan.config
     return {
+        "trained": len(accounts_of(plan)) > 0,
         "filtered": any(config.get(name) for name in (*_FILTERS, "sample_ids")),
         "too_long": config.get("too_long") == "drop",
         "truncated": config.get("too_long") == "truncate",

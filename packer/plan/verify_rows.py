@@ -94,8 +94,22 @@ class RowRules:
             starts = table.starts
             rows.refuse_piece(starts < 0, lambda p: f"it starts at token {starts[p]}")
             rows.refuse_piece(rows.repeated_in_row(), lambda _: "it has two pieces in one micro-batch")
+            if self._plan.header["version"] >= 2:
+                rows.refuse_piece(
+                    self._train_nothing(table, starts),
+                    lambda p: f"its piece at token {starts[p]} is a single token, which trains nothing",
+                )
         self._check_lengths(rows)
         self._check_filters(rows)
+
+    def _train_nothing(self, table: MicroBatches, starts: Columns) -> Columns:
+        """Return which pieces a cut has left with one token; of first ones only the metric tells."""
+        if self._metric is None or self._plan.header["max_seqlen"] == 1:
+            is_part = starts > 0
+        else:
+            is_part = self._metric[table.sample_ids] > 1
+        trains_nothing: Columns = is_part & (table.seqlens == 1)
+        return trains_nothing
 
     def _check_filters(self, rows: "Rows") -> None:
         """Refuse a sample whose length leaves it out; of one that is cut only the metric tells it."""

@@ -7,6 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from packer.errors import InvariantError
+from packer.plan import schema
 from packer.plan.epoch import DROP_REASONS
 from packer.plan.reader import Epoch, Plan
 from packer.plan.rows import MicroBatches
@@ -88,10 +89,12 @@ class _Epoch:
         for part in self._plan.dropped():
             mine = (part.epoch == -1) | (part.epoch == self._number)
             if mine.any():
-                lost = Pieces(
-                    part.sample_id[mine], np.zeros(int(mine.sum()), np.int64), part.num_tokens[mine]
+                starts = np.zeros_like(part.num_tokens) if part.start is None else part.start
+                yield (
+                    Pieces(part.sample_id[mine], starts[mine], part.num_tokens[mine]),
+                    part.seqlen[mine],
+                    part.reason[mine],
                 )
-                yield lost, part.seqlen[mine], part.reason[mine]
 
     def has_cuts(self) -> bool:
         """Return whether a sample may be in several pieces, or partly dropped."""
@@ -152,6 +155,9 @@ class _Epoch:
     def _check_pieces_of(self, first: int, last: int) -> None:
         """Check the samples first … last − 1."""
         planned = _collect((pieces for _, pieces in self.planned()), first, last)
+        if self._states_starts():
+            lost_pieces = _collect((pieces for pieces, _, _ in self.drops()), first, last)
+            self._check_tiles(planned, lost_pieces)
         # (last − first,) what is known of each sample
         lost = np.zeros(last - first, np.int64)
         lengths = np.full(last - first, -1, np.int64)
@@ -187,11 +193,30 @@ class _Epoch:
         )
         self._refuse((lengths >= 0) & (end > lengths), everyone, "is planned beyond its end", lengths)
 
+    def _states_starts(self) -> bool:
+        """Return whether the drops say where they begin; an older packer did not."""
+        return "start" in self._plan.columns(schema.DROPPED_FILE).names
+
+    def _check_tiles(self, planned: Pieces, lost: Pieces) -> None:
+        """Check that every piece, planned or dropped, begins where the one before it ends."""
+        ids, starts, seqlens = (np.concatenate(pair) for pair in zip(planned, lost, strict=True))
+        order = np.lexsort((seqlens, starts, ids))
+        ids, starts = ids[order], starts[order].astype(np.int64)
+        ends = starts + seqlens[order]
+        follows = np.zeros(len(ids), np.bool_)
+        follows[1:] = ids[1:] == ids[:-1]
+        due = np.where(follows, np.append(0, ends[:-1]), 0)
+        self._refuse(
+            starts < due, ids, "is planned twice, or planned and dropped: two of its pieces share tokens"
+        )
+        self._refuse(starts > due, ids, "is planned in pieces that leave a gap")
+
     def check_totals(self) -> None:
         """Check that tokens in = tokens planned + tokens dropped, and the counts of the header."""
         counts = self._plan.header["epochs"][self._number]
         tokens = sum(int(pieces.seqlens.sum(dtype=np.int64)) for _, pieces in self.planned())
         samples = sum(int(np.count_nonzero(pieces.starts == 0)) for _, pieces in self.planned())
+        num_pieces = sum(len(pieces.sample_ids) for _, pieces in self.planned())
         lost = sum(int(lost.seqlens.sum()) for lost, _, _ in self.drops())
         source = self._plan.header["num_tokens"]
         if tokens + lost != source:
@@ -199,6 +224,8 @@ class _Epoch:
                 f"{self._name}: {tokens} tokens planned + {lost} dropped are not the source's {source}"
             )
         actual = {"num_tokens": tokens, "num_samples": samples} | self._losses()
+        if self._plan.header["version"] >= 2:
+            actual["num_pieces"] = num_pieces
         for name, value in actual.items():
             if counts[name] != value:
                 raise InvariantError(

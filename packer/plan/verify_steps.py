@@ -9,6 +9,7 @@ from packer.errors import InvariantError
 from packer.metrics import Metrics
 from packer.plan.reader import Epoch, Plan
 from packer.plan.rows import MicroBatches, Steps
+from packer.plan.trained import accounts_of
 
 RELATIVE_ERROR = 1e-12
 """Of a learning-rate factor: one division, one root, one mean."""
@@ -24,8 +25,9 @@ class StepRules:
         self._loss_metric = None
         if metrics is not None and labels == "labels":
             self._loss_metric = metrics.metric("loss_tokens")
-        self._samples_before = 0
-        self._tokens_before = 0
+        before = accounts_of(plan)
+        self._samples_before = sum(account.num_samples for account in before)
+        self._tokens_before = sum(account.num_tokens for account in before)
         self._full_size = 0
         self._full_steps = 0
         self._size = 0

@@ -107,9 +107,9 @@ def _write_tables(
     files: dict[str, dict[str, Any]] = {}
     counts: list[dict[str, Any]] = []
     shapes = ShapeTable(facts.config)
-    totals = _Totals()
+    totals = _Totals(facts)
     with TableFiles(target) as tables:
-        drops = _DroppedTable(tables, facts.num_samples)
+        drops = _DroppedTable(tables, facts.num_samples, has_starts=dropped.starts is not None)
         drops.append(None, dropped)
         for number, epoch in enumerate(epochs):
             name = schema.microbatches_file(number)
@@ -167,6 +167,7 @@ def _write_microbatches(
         "num_steps": len(epoch.step_num_samples),
         "num_microbatches": num_rows,
         "num_samples": 0,
+        "num_pieces": 0,
         "num_tokens": 0,
         "num_padded_tokens": 0,
         "num_fillers": int(np.count_nonzero(epoch.is_filler)),
@@ -185,6 +186,7 @@ def _write_microbatches(
         if not packed:
             area *= arrays["num_samples"]
         counts["num_samples"] += int(whole_samples(arrays)[planned].sum())
+        counts["num_pieces"] += int(arrays["num_samples"][planned].sum(dtype=np.int64))
         counts["num_tokens"] += int(arrays["num_tokens"][planned].sum())
         counts["num_padded_tokens"] += int(area.sum())
         counts["max_padded_tokens"] = max(counts["max_padded_tokens"], int(area.max(initial=0)))
@@ -233,7 +235,7 @@ def _microbatch_arrays(epoch: PlannedEpoch, rows: slice, dp_size: int, grad_accu
 
 
 def _write_steps(tables: TableFiles, name: str, epoch: PlannedEpoch, totals: "_Totals") -> dict[str, Any]:
-    """Write one epoch's steps; return the file's entry. ``samples_before`` counts over all epochs."""
+    """Write one epoch's steps; return the file's entry. ``samples_before`` counts all that came before."""
     columns = schema.steps_schema()
     table = tables.open(name, columns)
     for first in range(0, len(epoch.step_num_samples), schema.MAX_ROWS_PER_BATCH):
@@ -261,8 +263,8 @@ def _write_steps(tables: TableFiles, name: str, epoch: PlannedEpoch, totals: "_T
 class _DroppedTable:
     """``dropped.arrow``, filled epoch by epoch in record batches of equal size."""
 
-    def __init__(self, tables: TableFiles, num_samples: int) -> None:
-        self._columns = schema.dropped_schema(sample_id=schema.id_type(num_samples))
+    def __init__(self, tables: TableFiles, num_samples: int, *, has_starts: bool) -> None:
+        self._columns = schema.dropped_schema(sample_id=schema.id_type(num_samples), has_starts=has_starts)
         self._table = tables.open(schema.DROPPED_FILE, self._columns)
         self._pending: list[pa.RecordBatch] = []
 
@@ -271,7 +273,9 @@ class _DroppedTable:
             rows = slice(first, first + schema.MAX_ROWS_PER_BATCH)
             reasons = to_arrow(dropped.reasons[rows].astype(np.int8))
             num_rows = len(reasons)
+            starts = np.zeros(num_rows, np.int64) if dropped.starts is None else dropped.starts[rows]
             arrays = {
+                "start": starts,
                 "epoch": pa.nulls(num_rows, pa.int32())
                 if epoch is None
                 else np.full(num_rows, epoch, np.int32),
@@ -301,10 +305,11 @@ class _DroppedTable:
 
 
 class _Totals:
-    """Samples and tokens of the steps written so far, over all epochs."""
+    """Samples and tokens of the steps so far: of earlier plans, and of those written, over all epochs."""
 
-    samples = 0
-    tokens = 0
+    def __init__(self, facts: PlanFacts) -> None:
+        self.samples = sum(account.num_samples for account in facts.trained)
+        self.tokens = sum(account.num_tokens for account in facts.trained)
 
 
 def _running(sizes: NDArray[np.int64], start: int) -> tuple[NDArray[np.int64], int]:

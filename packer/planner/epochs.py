@@ -11,7 +11,8 @@ from packer.kernels.limits import Limits
 from packer.metrics import Blocks
 from packer.options.config import MAX_SEQLEN, PlanConfig
 from packer.plan.epoch import PlannedEpoch
-from packer.planner.choose.pieces import Pieces
+from packer.planner.choose.pieces import Pieces, join_drops
+from packer.planner.choose.trained import LeftOver
 from packer.planner.compose.block_figures import block_figures
 from packer.planner.compose.composition import Composition, compose
 from packer.planner.compose.mix import Mix
@@ -20,7 +21,8 @@ from packer.planner.packing.by_block import pack_by_block
 from packer.planner.packing.curriculum import pack_by_admission
 from packer.planner.packing.lower_bound import lower_bound
 from packer.planner.packing.microbatches import IntArray, MicroBatches
-from packer.planner.packing.pack import limits_of, pack
+from packer.planner.packing.pack import limits_of, pack_pieces
+from packer.planner.packing.wrapped import fewest_rows
 from packer.planner.progress import Pace, Phase
 from packer.planner.rate import lr_scales, mean_size
 from packer.planner.shape import choose_shapes, pad_to
@@ -44,6 +46,8 @@ class EpochPlanner:
     """Plans the epochs of one configuration over one set of pieces."""
 
     pieces: Pieces
+    first: LeftOver | None = None
+    """What the first epoch has of them, where an earlier plan trained the rest."""
     config: PlanConfig
     loss_tokens: IntArray | None = None
     """(N,) of every sample of the source; None for all tokens but each sample's first."""
@@ -106,17 +110,17 @@ class EpochPlanner:
 
     def _compose(self, epoch: int, limits: Limits, mix: Mix, first_step: int) -> Composition:
         # handed over without a name, so that they can go while they are composed
-        composed = compose(
-            self._pack(epoch, limits, first_step), self.pieces, mix, self.config, epoch, self.loss_tokens
-        )
+        composed = compose(*self._pack(epoch, limits, mix, first_step), self.config, epoch, self.loss_tokens)
+        if self.first is not None and not epoch:
+            composed = replace(composed, dropped=join_drops(composed.dropped, self.first.dropped))
         if self.pieces.keys is not None:
-            figure = _max_count(self.pieces.keys, self.pieces.sample_ids(composed.pieces), composed)
+            figure = _max_count(self.pieces.keys, composed)
             composed = replace(composed, figures=composed.figures | {"key_max_count": figure})
         if self.blocks is None:
             return composed
         figures = block_figures(
             self.blocks,
-            self.pieces.sample_ids(composed.pieces),
+            composed.sample_ids,
             composed.seqlens,
             composed.offsets,
             composed.rows.is_filler,
@@ -124,14 +128,18 @@ class EpochPlanner:
         )
         return replace(composed, figures=composed.figures | {"blocks": figures})
 
-    def _pack(self, epoch: int, limits: Limits, first_step: int) -> MicroBatches:
-        pieces, config = self.pieces, self.config
+    def _pack(
+        self, epoch: int, limits: Limits, mix: Mix, first_step: int
+    ) -> tuple[MicroBatches, Pieces, Mix]:
+        """Return the micro-batches, what they are made of, and its mix."""
+        config = self.config
+        given = pieces = self.pieces if self.first is None or epoch else self.first.pieces
         self.pace.begin(Phase.PACK, epoch)
         if self.blocks is not None:
             microbatches = pack_by_block(
                 pieces.lengths,
                 pieces.owners,
-                self._block_edges,
+                self._block_edges(given),
                 limits,
                 config,
                 epoch=epoch,
@@ -139,7 +147,7 @@ class EpochPlanner:
             )
         elif self.admissions is None:
             key = key_for(config.seed, epoch, Purpose.SAMPLES)
-            microbatches = pack(pieces.lengths, pieces.owners, limits, config, key)
+            pieces, microbatches = pack_pieces(given, limits, config, key)
         else:
             microbatches = pack_by_admission(
                 pieces.lengths,
@@ -152,22 +160,19 @@ class EpochPlanner:
                 progress=self.pace.advance,
             )
         self.pace.begin(Phase.LAY_OUT, epoch)
-        if not limits.packed:
-            return microbatches
-        # what found no company is in no row
-        lengths, counts = histogram(pieces.seqlens)
-        np.subtract.at(counts, np.searchsorted(lengths, pieces.seqlens[microbatches.leftover]), 1)
-        bound = lower_bound(lengths[counts > 0], counts[counts > 0], limits)
-        figures = {"lower_bound": bound, "num_packed": len(microbatches)}
-        return replace(microbatches, figures=microbatches.figures | figures)
+        if pieces is not self.pieces:
+            mix = Mix.of(pieces.seqlens)
+        if limits.packed:
+            is_cut = pieces is not given
+            bound = fewest_rows(given, limits) if is_cut else _bound(pieces, microbatches, limits)
+            figures = {"lower_bound": bound, "num_packed": len(microbatches)}
+            microbatches = replace(microbatches, figures=microbatches.figures | figures)
+        return microbatches, pieces, mix
 
-    @property
-    def _block_edges(self) -> NDArray[np.int64]:
+    def _block_edges(self, given: Pieces) -> NDArray[np.int64]:
         """(B + 1,) the piece at which each block begins, and their number."""
         assert self.blocks is not None
-        if self.pieces.ids is None:
-            return self.blocks.edges
-        return np.searchsorted(self.pieces.ids, self.blocks.edges)
+        return self.blocks.edges if given.ids is None else np.searchsorted(given.ids, self.blocks.edges)
 
     def _shared(self, epochs: Iterable[Composition]) -> Shared:
         """Run through the epochs for what all of them need to know, if there is anything."""
@@ -197,11 +202,10 @@ class EpochPlanner:
         """Give an epoch its shapes and factors."""
         if shared.shapes is not None:
             limits = limits._replace(shapes=shared.shapes)
-        pieces = self.pieces
         return PlannedEpoch(
-            sample_ids=pieces.sample_ids(composed.pieces),
+            sample_ids=composed.sample_ids,
             seqlens=composed.seqlens,
-            starts=None if pieces.starts is None else pieces.starts[composed.pieces],
+            starts=composed.starts,
             offsets=composed.offsets,
             padded_seqlens=self._shape(composed.unpadded, limits),
             costs=composed.costs,
@@ -241,12 +245,19 @@ class EpochPlanner:
         return padded.astype(np.int32)
 
 
-def _max_count(keys: IntArray, sample_ids: IntArray, composed: Composition) -> int:
+def _max_count(keys: IntArray, composed: Composition) -> int:
     """Return how many rows, copies left out, hold the key that most hold."""
     is_copy = composed.rows.is_filler | composed.rows.is_repeat
-    planned = keys[sample_ids[~np.repeat(is_copy, np.diff(composed.offsets))]]
+    planned = keys[composed.sample_ids[~np.repeat(is_copy, np.diff(composed.offsets))]]
     _, counts = np.unique(planned[planned >= 0], return_counts=True)
     return int(counts.max(initial=0))
+
+
+def _bound(pieces: Pieces, microbatches: MicroBatches, limits: Limits) -> int:
+    """Return below how many rows nothing can go, for all but what found no company."""
+    lengths, counts = histogram(pieces.seqlens)
+    np.subtract.at(counts, np.searchsorted(lengths, pieces.seqlens[microbatches.leftover]), 1)
+    return lower_bound(lengths[counts > 0], counts[counts > 0], limits)
 
 
 def _taken_out(held: list[Composition]) -> Iterator[Composition]:

@@ -1,7 +1,7 @@
 """From sequence lengths and a configuration to a plan, on disk or in memory."""
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -16,8 +16,10 @@ from packer.plan import schema
 from packer.plan.facts import PlanFacts
 from packer.plan.reader import Plan
 from packer.plan.sources import PlanSource
+from packer.plan.trained import Trained, joint_accounts
 from packer.plan.writer import plan_in_memory, write_plan
-from packer.planner.choose.pieces import Pieces, choose_pieces
+from packer.planner.choose.pieces import Pieces, choose_pieces, with_starts
+from packer.planner.choose.trained import leave_out
 from packer.planner.epochs import EpochPlanner
 from packer.planner.progress import Listener, Pace
 from packer.planner.step_tokens import resolve_step_tokens
@@ -35,6 +37,7 @@ def make_plan(
     loss_tokens: ArrayLike | None = None,
     metrics: Mapping[str, ArrayLike] | None = None,
     blocks: Blocks | None = None,
+    trained: Iterable[str | os.PathLike[str] | Plan | Trained] = (),
     out: str | os.PathLike[str] | None = None,
     overwrite: bool = False,
     progress: Listener | None = None,
@@ -49,6 +52,9 @@ def make_plan(
         loss_tokens: (N,) tokens of every sample that the loss counts. Default: all but each sample's first.
         metrics: further metrics by name, (N,) each, for budgets or a curriculum on them, or keys.
         blocks: how the samples lie in files, for ``shuffle_blocks``; a metrics directory brings its own.
+        trained: plans whose run this one goes on from, each up to a place: ``"PLAN@EPOCH:STEP"``, or a plan
+            as a whole. The first epoch leaves out what they trained; ``samples_before`` and
+            ``tokens_before`` go on from there.
         out: the directory to publish. Default: the plan stays in memory, ``Plan.save`` writes it.
         overwrite: replace a plan that is there.
         progress: told, phase by phase and while rows are written, how far planning is.
@@ -97,12 +103,26 @@ def make_plan(
         measured.check_files()
     if config.shuffle_blocks is not None:
         _check_blocks(blocks, len(lengths), config)
+    sources = [
+        PlanSource(
+            num_samples=len(lengths),
+            num_tokens=_total(lengths),
+            fingerprint=measured.fingerprint if measured else None,
+            definition=measured.definition if measured else None,
+            files=measured.sources if measured else None,
+        )
+    ]
+    before = [Trained.at(reference) for reference in trained]
     pieces, dropped, limit = choose_pieces(lengths, config, known, loss)
     if config.no_repeat_key is not None:
         pieces = replace(pieces, keys=known[config.no_repeat_key])
-    config = resolve_step_tokens(config, pieces)
+    first = leave_out(pieces, before, sources, config) if before else None
+    if first is not None and first.pieces.starts is not None:
+        pieces, dropped = with_starts(pieces, dropped)
+    config = resolve_step_tokens(config, pieces if first is None else first.pieces)
     planner = EpochPlanner(
         pieces=pieces,
+        first=first,
         config=config,
         loss_tokens=loss,
         admissions=_admissions(pieces, config, known),
@@ -112,16 +132,9 @@ def make_plan(
     lr_base, epochs = planner.plan_epochs()
     facts = PlanFacts(
         config=config.to_json(),
-        sources=[
-            PlanSource(
-                num_samples=len(lengths),
-                num_tokens=_total(lengths),
-                fingerprint=measured.fingerprint if measured else None,
-                definition=measured.definition if measured else None,
-                files=measured.sources if measured else None,
-            )
-        ],
+        sources=sources,
         max_seqlen=limit,
+        trained=joint_accounts(before),
         lr_base=lr_base,
         loss_tokens=_loss_definition(loss is not None, pieces.starts is not None),
     )

@@ -7,7 +7,7 @@ from packer.options.config import MAX_SEQLEN, PlanConfig
 from packer.planner.choose.pieces import Pieces
 from packer.planner.order.orders import Purpose, key_for
 from packer.planner.packing.microbatches import positions_of
-from packer.planner.packing.pack import limits_of, pack
+from packer.planner.packing.pack import limits_of, pack_pieces
 
 
 def resolve_step_tokens(config: PlanConfig, pieces: Pieces) -> PlanConfig:
@@ -23,14 +23,14 @@ def resolve_step_tokens(config: PlanConfig, pieces: Pieces) -> PlanConfig:
     if config.step_tokens is None:
         return config
     key = key_for(config.seed, 0, Purpose.SAMPLES)
-    packed = pack(pieces.lengths, pieces.owners, limits_of(config, pieces.seqlens), config, key)
+    cut, packed = pack_pieces(pieces, limits_of(config, pieces.seqlens), config, key)
     if not len(packed):
         raise EmptyPlanError(
             f"no micro-batch can be made of --min-samples {config.min_samples} samples; lower --min-samples "
             "or raise --max-tokens"
         )
     places = packed.pieces[positions_of(packed)]
-    mean = int(pieces.seqlens[places].sum(dtype=np.int64)) / len(packed)
+    mean = int(cut.seqlens[places].sum(dtype=np.int64)) / len(packed)
     unit = config.dp_size * config.accum_multiple * mean
     grad_accum = config.accum_multiple * max(1, round(config.step_tokens / unit))
     if grad_accum * config.dp_size > MAX_SEQLEN:

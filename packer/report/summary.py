@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from packer.plan import Plan, main_metric
 from packer.plan.design_effect import NUM_CLASSES
+from packer.plan.trained import accounts_of
 from packer.wording import counted
 
 QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
@@ -104,6 +105,11 @@ class PlanSummary:
     planned_tokens: int
     cut_samples: int | None
     """In pieces, or planned in part; None for plans of format version 1."""
+    unpredicted_tokens: int | None
+    """First tokens of later pieces, which nothing predicts; None for plans of format version 1."""
+    trained_before: tuple[dict[str, Any], ...]
+    """Plans that this one goes on from, each with ``plan`` (its hash), ``epoch``, ``step``, and the steps,
+    samples and tokens of it before that."""
     dropped: dict[str, dict[str, int]]
     """Reason → num_samples and num_tokens; a sample in pieces counts where its first one is."""
     real_tokens: int
@@ -204,6 +210,12 @@ def summarize(plan: Plan) -> PlanSummary:
         planned_samples=totals["num_samples"],
         planned_tokens=totals["num_tokens"],
         cut_samples=sum(counts["num_cut"] for counts in epochs) if header["version"] >= 2 else None,
+        unpredicted_tokens=(
+            sum(counts["num_pieces"] - counts["num_samples"] for counts in epochs)
+            if header["version"] >= 2
+            else None
+        ),
+        trained_before=tuple(account.to_json() for account in accounts_of(plan)),
         dropped=_dropped(plan),
         real_tokens=sum(int(table.num_tokens.sum()) for table in _steps(plan)),
         padded_tokens=totals["num_padded_tokens"],
@@ -381,7 +393,7 @@ def _mix_note(plan: Plan, effect: float, tokens: Distribution) -> str:
     """Say what a step is worth whose samples are no random ones, and what cures it, in the plan's numbers."""
     config = plan.config
     worth = f"a step tells as much as a random one of 1/{ratio(effect)} its size, since"
-    if plan.layout == "packed" and config.get("packing") != "mixed":
+    if plan.layout == "packed" and config.get("packing") not in ("mixed", "wrapped"):
         return f"{worth} samples of a row are alike in length; --packing mixed makes every row a mix"
     if config.get("same_num_samples") or config.get("same_seqlen"):
         return f"{worth} its micro-batches have one shape; --layout packed gives them one shape and a mix"

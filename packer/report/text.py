@@ -25,9 +25,11 @@ def summary_lines(summary: PlanSummary) -> Iterator[str]:
 def facts(summary: PlanSummary) -> Iterator[tuple[str, str]]:
     """Yield what a person wants to know: a label and a sentence."""
     yield "steps", _steps(summary)
+    if summary.trained_before:
+        yield "goes on from", _before(summary)
     yield "samples planned", _share(summary.planned_samples, _per_source(summary))
     if summary.cut_samples:
-        yield "samples cut", _share(summary.cut_samples, _per_source(summary))
+        yield "samples cut", _cut(summary)
     for reason, counts in by_tokens(summary.dropped):
         tokens = f", {amount(counts['num_tokens'])} tokens" if counts["num_tokens"] else ""
         yield f"dropped {reason}", f"{_share(counts['num_samples'], _per_source(summary))}{tokens}"
@@ -124,6 +126,26 @@ def _share(part: int, whole: int) -> str:
     if not whole:
         return f"{part:,}"
     return f"{part:,} of {whole:,} ({percent(part / whole)})"
+
+
+def _before(summary: PlanSummary) -> str:
+    """Say what was trained before the plan begins, and where the last of those plans was left."""
+    last = summary.trained_before[-1]
+    steps, samples, tokens = (
+        sum(account[name] for account in summary.trained_before)
+        for name in ("num_steps", "num_samples", "num_tokens")
+    )
+    place = f"epoch {last['epoch']}, step {last['step']:,} of plan {last['plan'][:12]}"
+    return f"{place}: {counted(steps, 'step')}, {samples:,} samples, {amount(tokens)} tokens were before"
+
+
+def _cut(summary: PlanSummary) -> str:
+    """Say how many samples are in pieces, and what that costs."""
+    text = _share(summary.cut_samples or 0, _per_source(summary))
+    if not summary.unpredicted_tokens:
+        return text
+    later = counted(summary.unpredicted_tokens, "later piece")
+    return f"{text}; nothing predicts the first token of {later}"
 
 
 def percent(share: float) -> str:

@@ -19,7 +19,7 @@ OPTIONS = """
     --accum-multiple --same-num-samples --same-seqlen --pipeline --min-samples --max-samples --sp-size
     --pad-multiple --pad-segments-to --fixed-seqlen --num-shapes --max-attention --max-seqlen --too-long
     --filter-min --filter-max --sample-ids --remainder --balance --hidden-size --balance-steps --lr-scaling
-    --lr-by --lr-base --lr-max-scale --curriculum --out --overwrite --json
+    --lr-by --lr-base --lr-max-scale --curriculum --except --out --overwrite --json
 """
 
 
@@ -230,3 +230,19 @@ def test_an_existing_target_is_kept_until_asked(metrics, tmp_path):
     assert load_plan(tmp_path / "plan").fingerprint == before
     assert run(metrics, tmp_path / "plan", "--max-tokens", 128, "--overwrite").exit_code == 0
     assert load_plan(tmp_path / "plan").fingerprint != before
+
+
+def test_a_run_goes_on_with_another_plan(metrics, tmp_path):
+    assert run(metrics, tmp_path / "old", "--max-tokens", 300).exit_code == 0
+    options = ["--max-tokens", 200, "--layout", "packed", "--packing", "wrapped"]
+    result = run(metrics, tmp_path / "rest", *options, "--except", f"{tmp_path / 'old'}@0:7")
+    assert result.exit_code == 0, result.output
+    assert "goes on from         epoch 0, step 7 of plan" in result.stdout
+    assert verify_plan(tmp_path / "rest", metrics=metrics).with_metrics
+    invariants.check(tmp_path / "rest", SEQLENS)
+    place = f"{tmp_path / 'old'}@0:999"
+    refused(run(metrics, tmp_path / "other", *options, "--except", place), "and no step 999")
+    refused(run(metrics, tmp_path / "other", *options, "--except", tmp_path / "none"), "does not exist")
+    listed = CliRunner().invoke(cli, ["export", str(tmp_path / "old"), "--to", "samples", "--step", "7"])
+    assert listed.exit_code == 0, listed.output
+    assert (tmp_path / "old-samples" / "samples.parquet").is_file()

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
 
+import numpy as np
 import pyarrow as pa
 
 from packer.errors import PackerError
@@ -102,7 +103,7 @@ def _contents(plan: Plan) -> object:
         rows = [epoch.microbatch(row) for row in range(epoch.num_microbatches)]
         plain = [tuple(v.tolist() if hasattr(v, "tolist") else v for v in row) for row in rows]
         epochs.append((plain, [epoch.step(step) for step in range(epoch.num_steps)]))
-    dropped = [[column.tolist() for column in part] for part in plan.dropped()]
+    dropped = [[np.array(column).tolist() for column in part] for part in plan.dropped()]
     return epochs, dropped, plan.config, plan.num_samples, plan.fingerprint
 
 

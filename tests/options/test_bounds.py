@@ -26,6 +26,9 @@ def configs(draw):
     }
     if layout == "packed":
         options["pad_segments_to"] = draw(st.sampled_from([1, 1, 4]))
+        options["packing"] = draw(st.sampled_from([None, None, "wrapped"]))
+    if options.get("packing") == "wrapped":
+        options |= {"max_attention": None, "max_samples": None}
     try:
         return PlanConfig(**options)
     except ConfigError:

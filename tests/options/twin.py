@@ -43,6 +43,8 @@ def _budget(config: Mapping[str, Any], metric: str | None) -> int:
 
 
 def _longest_alone(config: Mapping[str, Any], budget: int, company: int) -> int:
+    if config.get("packing") == "wrapped":
+        return _MOST
     multiple, fixed = _multiple(config), config.get("fixed_seqlen")
     attention, is_real = config.get("max_attention"), config["count"] == "real"
     if config["layout"] == "packed":

@@ -27,6 +27,7 @@ OPTIONS = {
     "company": STEP | {"min_samples": 5, "too_long": "drop"},
     "chosen": STEP | {"sample_ids": range(200), "too_long": "drop"},
     "real": STEP | {"count": "real", "max_seqlen": 90},
+    "wrapped": STEP | {"layout": "packed", "packing": "wrapped"},
 }
 
 
@@ -47,9 +48,9 @@ def row(at=0, **values):
     return lambda rows: rows[at].update(values)
 
 
-def drop(reason, **values):
+def drop(of, **values):
     """Change the first drop of a reason."""
-    return lambda rows: next(r for r in rows if r["reason"] == reason).update(values)
+    return lambda rows: next(r for r in rows if r["reason"] == of).update(values)
 
 
 def without(reason):
@@ -69,9 +70,8 @@ def also_dropped(reason, epoch=None):
     """Say that a sample that is planned is dropped as well, for a reason that does not apply."""
 
     def edit(rows):
-        rows.append(
-            {"epoch": epoch, "sample_id": 5, "seqlen": SEQLENS[5], "num_tokens": SEQLENS[5], "reason": reason}
-        )
+        lost = {"sample_id": 5, "seqlen": SEQLENS[5], "start": 0, "num_tokens": SEQLENS[5]}
+        rows.append({"epoch": epoch, "reason": reason} | lost)
 
     return edit
 
@@ -89,6 +89,29 @@ FAULTS = {
         lambda rows: rows[0].update(starts=[1] * len(rows[0]["starts"])),
         "epoch 0",
     ),
+    "a piece that trains nothing": (
+        "packed",
+        ROWS,
+        lambda rows: rows[0].update(
+            starts=[*rows[0]["starts"][:-1], 9], seqlens=[*rows[0]["seqlens"][:-1], 1]
+        ),
+        "its piece at token 9 is a single token, which trains nothing",
+    ),
+    "cut inside a wrapped row": (
+        "wrapped",
+        ROWS,
+        lambda rows: rows[0].update(starts=[*rows[0]["starts"][:-1], 7]),
+        "it goes on at token 7, and is not the first of its row",
+    ),
+    "wrapped rows that are not full": ("wrapped", HEADER, option(max_tokens=250), "ends 10 tokens short"),
+    "dropped before its place": (
+        "kept",
+        DROPS,
+        drop("truncated", start=49),
+        "planned and dropped: two of its pieces share tokens",
+    ),
+    "dropped beyond its end": ("kept", DROPS, drop("truncated", start=51), "is dropped beyond its end"),
+    "trained before, by no plan": ("padded", DROPS, drop("remainder", reason="trained"), "takes a plan that"),
     # bounds
     "over max_tokens": ("padded", HEADER, option(max_tokens=200), "over max_tokens=200"),
     "over max_tokens, real": ("real", HEADER, option(max_tokens=200), "over max_tokens=200"),

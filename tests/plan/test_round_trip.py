@@ -86,7 +86,9 @@ def test_a_reader_returns_what_was_written(drawn):
             assert read.num_loss_tokens == (sum(n - 1 for n in lengths) if loss_tokens else None)
             assert (read.samples_before, read.tokens_before) == (samples_before, tokens_before)
             samples_before, tokens_before = samples_before + len(lengths), tokens_before + sum(lengths)
-    read = [row for part in plan.dropped() for row in zip(*(column.tolist() for column in part), strict=True)]
+    read = [
+        row for part in plan.dropped() for row in zip(*(column.tolist() for column in part[:5]), strict=True)
+    ]
     assert read == [
         (epoch, *lost[:3], plans.DROP_REASONS.index(lost[3]))
         for epoch, losses in enumerate(dropped, start=-1)

@@ -8,6 +8,7 @@ import pytest
 from packer.errors import ConfigError
 from packer.planner import PlanConfig
 
+WRAPPED = {"packing": "wrapped", "layout": "packed"}
 REFUSED = [
     ({"max_tokens": 0}, "--max-tokens 0 is not an integer from 1"),
     ({"max_tokens": 2**31}, "--max-tokens"),
@@ -21,6 +22,12 @@ REFUSED = [
     ({"packing": "best-fit"}, "add --layout packed"),
     ({"packing": "best-fit", "layout": "packed", "order": "seqlen"}, "choose --packing next-fit"),
     ({"packing": "windowed", "order": "sequential"}, "choose --packing next-fit"),
+    ({"packing": "wrapped"}, "add --layout packed"),
+    ({"packing": "wrapped", "layout": "packed", "order": "seqlen"}, "choose --packing next-fit"),
+    (WRAPPED | {"min_samples": 2}, "--min-samples 2 bounds the samples of a row"),
+    (WRAPPED | {"max_samples": 9}, "leave it out, or choose --packing mixed"),
+    (WRAPPED | {"max_attention": 10**6}, "--max-attention 1000000 bounds"),
+    (WRAPPED | {"curriculum": {"schedule_type": "fixed_linear"}}, "choose --packing mixed"),
     ({"layout": "packed", "same_num_samples": True}, "choose --layout padded"),
     ({"pad_segments_to": 8}, "add --layout packed"),
     ({"min_samples": 4, "max_samples": 3}, "lower the one"),

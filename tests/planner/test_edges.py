@@ -141,7 +141,7 @@ def test_ids_beyond_32_bits():
         config = PlanConfig(max_tokens=20, dp_size=2, **options)
         packed = pack(pieces.lengths, pieces.owners, limits_for(config), config, np.uint64(1))
         composed = compose(packed, pieces, Mix.of(pieces.seqlens), config, 0, None)
-        planned = pieces.sample_ids(composed.pieces)
+        planned = composed.sample_ids
         assert planned.dtype == composed.dropped.sample_ids.dtype == np.int64
         assert sorted([*planned.tolist(), *composed.dropped.sample_ids.tolist()]) == ids.tolist()
         assert {DROP_REASONS[code] for code in composed.dropped.reasons} == {"remainder"}

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from packer.errors import ConfigError, EmptyPlanError, PlanError, SampleTooLongError
 from packer.metrics import Blocks
 from packer.plan import verify_plan
+from packer.plan.trained import Trained
 from packer.plan.verify_blocks import check_blocks
 from packer.plan.verify_keys import check_keys
 from packer.planner import PlanConfig, make_plan
@@ -78,7 +79,7 @@ options = st.fixed_dictionaries(
         "order": st.sampled_from([None, None, None, "sequential", "seqlen"]),
         "seed": st.integers(0, 3),
         "epochs": st.sampled_from([None, None, 2, 3]),
-        "packing": st.sampled_from([None, None, "windowed", "mixed", "next-fit", "best-fit"]),
+        "packing": st.sampled_from([None, None, "windowed", "mixed", "next-fit", "best-fit", "wrapped"]),
         "window": sometimes(1, 2, 5),
         "shuffle_blocks": sometimes(1, 2, 40),
         "no_repeat_key": sometimes("key"),
@@ -115,14 +116,21 @@ options = st.fixed_dictionaries(
 ).map(lambda drawn: {name: value for name, value in _meaningful(drawn).items() if value is not None})
 
 
+_NOT_WRAPPED = [
+    "min_samples", "max_samples", "max_attention", "curriculum", "shuffle_blocks", "no_repeat_key"
+]  # fmt: skip
+
+
 def _meaningful(drawn):
     """Leave out what an option refuses beside it: else few plans would be made with it."""
     if drawn["step_tokens"] is not None:
         drawn = drawn | {"grad_accum": None}
-    if drawn["packing"] in ("mixed", "best-fit"):
-        drawn = drawn | {"layout": "packed", "order": None, "same_num_samples": None}
     if drawn["shuffle_blocks"] is not None:
         drawn = drawn | {"order": None, "curriculum": None}
+    if drawn["packing"] == "wrapped":
+        drawn = drawn | dict.fromkeys(_NOT_WRAPPED)
+    if drawn["packing"] in ("mixed", "best-fit", "wrapped"):
+        return drawn | {"layout": "packed", "order": None, "same_num_samples": None}
     return drawn
 
 
@@ -150,9 +158,34 @@ def check_apart(epoch, key):
 planned = set()
 
 
+def goes_on_from(made, part, seqlens, config, loss_tokens, metrics, blocks, path):
+    """Plan what is left once a half, or a whole, of the last epoch was trained."""
+    last = made.num_epochs - 1
+    place = Trained(plan=made, epoch=last, step=made.epoch(last).num_steps * part // 2)
+    try:
+        rest = make_plan(
+            seqlens,
+            config,
+            loss_tokens=loss_tokens,
+            metrics=metrics,
+            blocks=blocks,
+            trained=[place],
+            out=path,
+        )
+    except (EmptyPlanError, ConfigError):
+        return
+    invariants.check(path, seqlens, loss_tokens)
+    verify_plan(rest)
+    for epoch in range(rest.num_epochs):
+        check_blocks(rest, epoch, blocks)
+        if config.no_repeat_key is not None:
+            check_apart(rest.epoch(epoch), metrics["key"])
+    planned.add("trained")
+
+
 @settings(max_examples=300)
-@given(lengths(), options, st.booleans())
-def test_every_invariant_holds(seqlens, drawn, has_labels):
+@given(lengths(), options, st.booleans(), st.sampled_from([None, None, 1, 2]))
+def test_every_invariant_holds(seqlens, drawn, has_labels, left_at):
     config = without_what_is_refused(drawn)
     seqlens = np.array(seqlens)
     loss_tokens = np.maximum(seqlens // 2, 0) if has_labels else None
@@ -187,6 +220,8 @@ def test_every_invariant_holds(seqlens, drawn, has_labels):
             make_plan(seqlens, config, loss_tokens=loss_tokens, metrics=metrics, blocks=blocks).fingerprint
             == made.fingerprint
         )
+        if left_at is not None and config.curriculum is None:
+            goes_on_from(made, left_at, seqlens, config, loss_tokens, metrics, blocks, Path(folder, "rest"))
     planned.update(drawn)
     planned.add(config.packing)
 
@@ -197,6 +232,8 @@ def test_every_option_was_planned_with():
         "next-fit",
         "best-fit",
         "mixed",
+        "wrapped",
+        "trained",
         "step_tokens",
         "drop_untrainable",
         "curriculum",

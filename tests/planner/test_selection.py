@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from packer.errors import EmptyPlanError, MetricsError, PlanError, SampleTooLongError
+from packer.errors import ConfigError, EmptyPlanError, MetricsError, PlanError, SampleTooLongError
 from packer.planner import PlanConfig, make_plan
 
 
@@ -94,6 +94,29 @@ def test_a_fixed_length_over_a_budget_of_real_tokens_holds_what_the_budget_does(
     assert sorted(planned(together)) == [0, 1]
     with pytest.raises(SampleTooLongError, match=r"over the limit of 10 .*--min-samples 2 with the shortest"):
         make_plan([11, 2], PlanConfig(max_tokens=12, min_samples=2, **fixed))
+
+
+def test_no_last_piece_of_a_split_sample_trains_nothing():
+    """One token that is left takes one from the piece before, and is two."""
+    plan = make_plan([21, 20, 31, 9, 1], PlanConfig(max_tokens=10, layout="packed", too_long="split"))
+    pieces = {}
+    for row in (plan.epoch(0).microbatch(row) for row in range(plan.epoch(0).num_microbatches)):
+        for sample, start, seqlen in zip(row.sample_ids, row.starts, row.seqlens, strict=True):
+            pieces.setdefault(int(sample), []).append((int(start), int(seqlen)))
+    assert {sample: sorted(found) for sample, found in pieces.items()} == {
+        0: [(0, 10), (10, 9), (19, 2)],
+        1: [(0, 10), (10, 10)],
+        2: [(0, 10), (10, 10), (20, 9), (29, 2)],
+        3: [(0, 9)],
+        4: [(0, 1)],
+    }
+    assert plan.header["epochs"][0]["num_cut"] == 3
+
+
+def test_pieces_that_could_train_nothing_are_refused():
+    with pytest.raises(ConfigError, match="would make pieces of 2 tokens"):
+        make_plan([5, 1], PlanConfig(max_tokens=9, max_seqlen=2, too_long="split"))
+    assert len(planned(make_plan([2, 1], PlanConfig(max_tokens=9, max_seqlen=2, too_long="split")))) == 2
 
 
 def test_lengths_beyond_all_bounds_are_refused_before_anything_is_made():

@@ -4,7 +4,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from packer.kernels.limits import UNLIMITED, Limits
-from packer.options.bounds import row_room
+from packer.options.bounds import full_row, row_room
 from packer.options.config import PlanConfig
 
 
@@ -19,6 +19,8 @@ def limits_for(config: PlanConfig, shapes: NDArray[np.int64] | None = None) -> L
     if shapes is None:
         shapes = np.array([config.fixed_seqlen] if config.fixed_seqlen else [], np.int64)
     room, segment_multiple = row_room(config)
+    if config.packing == "wrapped":
+        room = full_row(config)
     return Limits(
         budgets=np.array([room] if packed else list(config.budgets.values()), np.int64),
         packed=packed,

@@ -1,13 +1,13 @@
 """Pieces: what is planned of the samples that were selected, those that are too long cut."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from packer.errors import EmptyPlanError, MetricsError, PlanError
+from packer.errors import ConfigError, EmptyPlanError, MetricsError, PlanError
 from packer.options.config import MAX_SEQLEN, PlanConfig
 from packer.plan.epoch import DroppedSamples
 from packer.planner.choose.selection import KEPT, reason, select
@@ -17,7 +17,10 @@ from packer.planner.packing.microbatches import IntArray
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Pieces:
-    """P samples, or pieces of samples, that are to be planned; those of one sample are neighbours."""
+    """P samples, or pieces of samples, that are to be planned.
+
+    Those of one sample are neighbours, but for what ``wrapped`` makes of them.
+    """
 
     lengths: IntArray
     """(K, P) int32, one row a budget; the first is seqlen, unless budgets are on other metrics."""
@@ -26,7 +29,7 @@ class Pieces:
     ids: IntArray | None
     """(P,) the sample of each piece, rising unless the user gave an order; None where piece p is sample p."""
     starts: NDArray[np.int32] | None
-    """(P,) where each piece begins in its sample; None where no sample is cut."""
+    """(P,) where each piece begins in its sample; None where no sample is, or will be, cut."""
     source: IntArray
     """(N,) lengths of all samples of the source."""
     keys: IntArray | None = None
@@ -55,8 +58,8 @@ class Pieces:
 
     def drop(self, pieces: IntArray, reasons: NDArray[np.uint8]) -> DroppedSamples:
         """Report ``pieces`` as dropped, in the order of their samples."""
-        order = np.argsort(pieces, kind="stable")
-        order = order[np.argsort(self.sample_ids(pieces[order]), kind="stable")]
+        begins = pieces if self.starts is None else self.starts[pieces]
+        order = np.lexsort((begins, self.sample_ids(pieces)))
         pieces, reasons = pieces[order], reasons[order]
         samples = self.sample_ids(pieces)
         return DroppedSamples(
@@ -64,7 +67,12 @@ class Pieces:
             seqlens=self.source[samples].astype(np.int64),
             num_tokens=self.seqlens[pieces].astype(np.int64),
             reasons=reasons,
+            starts=None if self.starts is None else self.starts[pieces].astype(np.int64),
         )
+
+
+_LEAST_CUT = 3
+"""Tokens of a piece that can give one to a last one of a single token."""
 
 
 class Chosen(NamedTuple):
@@ -111,15 +119,17 @@ def choose_pieces(
     else:
         kept = _narrow(np.flatnonzero(fates == KEPT), seqlens)
     if kept is None:
-        nothing = _lost(seqlens, np.empty(0, np.int64), None)
-        return Chosen(_all_samples(seqlens, lengths, config), nothing, limit)
+        pieces, lost = _all_samples(seqlens, lengths, config), _lost(seqlens, np.empty(0, np.int64), None)
+        return Chosen(pieces, _placed(lost, pieces, limit), limit)
     if _is_reordered(config):
         ids = np.asarray(config.sample_ids)
         kept = _narrow(ids if fates is None else ids[fates[ids] == KEPT], seqlens)
     lost = _lost(seqlens, np.empty(0, np.int64) if fates is None else np.flatnonzero(fates < KEPT), fates)
     if config.too_long == "split" and int(seqlens[kept].max()) > limit:
-        return Chosen(_split(seqlens, kept, limit), lost, limit)
-    return Chosen(*_whole_or_truncated(seqlens, lengths, kept, limit, lost, config), limit)
+        pieces = _split(seqlens, kept, limit, config)
+    else:
+        pieces, lost = _whole_or_truncated(seqlens, lengths, kept, limit, lost, config)
+    return Chosen(pieces, _placed(lost, pieces, limit), limit)
 
 
 def _is_reordered(config: PlanConfig) -> bool:
@@ -133,16 +143,28 @@ def _all_samples(seqlens: IntArray, lengths: Mapping[str, IntArray], config: Pla
     budgets = tokens[np.newaxis]
     if isinstance(config.max_tokens, Mapping):
         budgets = np.stack([np.asarray(lengths[metric], np.int32) for metric in config.budgets])
-    return Pieces(lengths=budgets, seqlens=tokens, ids=None, starts=None, source=seqlens)
+    starts = np.broadcast_to(np.int32(0), tokens.shape) if config.packing == "wrapped" else None
+    return Pieces(lengths=budgets, seqlens=tokens, ids=None, starts=starts, source=seqlens)
 
 
-def _split(seqlens: IntArray, kept: IntArray, limit: int) -> Pieces:
-    """Cut samples into pieces of ``limit`` tokens, the last one of what is left."""
+def _split(seqlens: IntArray, kept: IntArray, limit: int, config: PlanConfig) -> Pieces:
+    """Cut samples into pieces of ``limit`` tokens, the last one of what is left.
+
+    A single token that is left would train nothing, since it is not predicted: it takes one from the piece
+    before.
+    """
+    if limit < _LEAST_CUT:
+        raise ConfigError(
+            f"--too-long split would make pieces of {limit} tokens, and the first token of a piece is not "
+            f"predicted: some would train nothing; raise the limit to {_LEAST_CUT} at least, or choose "
+            "--too-long truncate or drop"
+        )
     whole = seqlens[kept].astype(np.int64)
     pieces = -(-whole // limit)
     most = int(np.argmax(whole))
     # told from the lengths, before anything of their size is made
-    if (int(pieces[most]) - 1) * limit > MAX_SEQLEN:
+    last = int(whole[most]) - 1 if config.packing == "wrapped" else (int(pieces[most]) - 1) * limit
+    if last > MAX_SEQLEN:
         raise PlanError(
             f"sample {int(kept[most])} has {int(whole[most])} tokens, and its pieces would start after token "
             f"{MAX_SEQLEN}; choose --too-long truncate or drop"
@@ -151,7 +173,10 @@ def _split(seqlens: IntArray, kept: IntArray, limit: int) -> Pieces:
     ids = np.repeat(kept, pieces)  # in 32 bits while every id of the source fits
     first = np.repeat(np.cumsum(pieces) - pieces, pieces)
     starts = (np.arange(len(ids)) - first) * limit
-    cut = np.minimum(np.repeat(whole, pieces) - starts, limit).astype(np.int32)
+    starts -= (starts > 0) & (np.repeat(whole, pieces) - starts == 1)
+    ends = np.append(starts[1:], 0)
+    ends[np.cumsum(pieces) - 1] = whole
+    cut = (ends - starts).astype(np.int32)
     return Pieces(
         lengths=cut[np.newaxis],
         seqlens=cut,
@@ -183,7 +208,7 @@ def _whole_or_truncated(
         lengths=budgets,
         seqlens=cut,
         ids=None if is_all else kept,
-        starts=np.zeros(len(cut), np.int32) if is_truncated.any() else None,
+        starts=np.zeros(len(cut), np.int32) if is_truncated.any() or config.packing == "wrapped" else None,
         source=seqlens,
     )
     return pieces, lost
@@ -199,6 +224,38 @@ def _lost(seqlens: IntArray, samples: IntArray, fate: NDArray[np.uint8] | None) 
     tokens = seqlens[samples].astype(np.int64)
     reasons = np.empty(0, np.uint8) if fate is None else fate[samples]
     return DroppedSamples(sample_ids=samples, seqlens=tokens, num_tokens=tokens, reasons=reasons)
+
+
+def with_starts(pieces: Pieces, lost: DroppedSamples) -> tuple[Pieces, DroppedSamples]:
+    """Say where whole samples begin, for a plan that cuts some in another epoch."""
+    if pieces.starts is None:
+        pieces = replace(pieces, starts=np.broadcast_to(np.int32(0), pieces.seqlens.shape))
+        lost = replace(lost, starts=np.zeros_like(lost.num_tokens))
+    return pieces, lost
+
+
+def _placed(lost: DroppedSamples, pieces: Pieces, limit: int) -> DroppedSamples:
+    """Say where what is lost begins, where samples are cut: of truncated ones behind the limit."""
+    if pieces.starts is None:
+        return lost
+    is_truncated = lost.reasons == reason("truncated")
+    return replace(lost, starts=np.where(is_truncated, limit, 0).astype(np.int64))
+
+
+def join_drops(one: DroppedSamples, other: DroppedSamples) -> DroppedSamples:
+    """Return both, in the order of the samples, and of their tokens."""
+    samples = np.concatenate([one.sample_ids, other.sample_ids])
+    starts = None
+    if one.starts is not None and other.starts is not None:
+        starts = np.concatenate([one.starts, other.starts])
+    order = np.argsort(samples, kind="stable") if starts is None else np.lexsort((starts, samples))
+    return DroppedSamples(
+        sample_ids=samples[order],
+        seqlens=np.concatenate([one.seqlens, other.seqlens])[order],
+        num_tokens=np.concatenate([one.num_tokens, other.num_tokens])[order],
+        reasons=np.concatenate([one.reasons, other.reasons])[order],
+        starts=None if starts is None else starts[order],
+    )
 
 
 def _join(lost: DroppedSamples, ids: IntArray, seqlens: NDArray[np.int64], limit: int) -> DroppedSamples:

@@ -8,7 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from packer.errors import ConfigError, EmptyPlanError, PlanError, SampleTooLongError
-from packer.options.bounds import ALONE, Company, least_company, longest_alone, longest_sample
+from packer.kernels.wrapped import LEAST_ROOM
+from packer.options.bounds import ALONE, Company, full_row, least_company, longest_alone, longest_sample
 from packer.options.config import MAX_SEQLEN, PlanConfig
 from packer.plan.epoch import DROP_REASONS
 from packer.planner.packing.microbatches import IntArray
@@ -56,6 +57,12 @@ def select(lengths: Mapping[str, IntArray], config: PlanConfig, loss_tokens: Int
                 f"no sample fits a micro-batch of --max-tokens {config.budgets.get(metric)} after rounding; "
                 "raise it or --max-attention, or lower --fixed-seqlen, --pad-multiple or --sp-size"
             )
+    if config.packing == "wrapped" and full_row(config) < LEAST_ROOM:
+        raise ConfigError(
+            f"a wrapped row of {counted(full_row(config), 'token')}, after rounding, cannot take a part of a "
+            f"sample and leave one that trains; raise --max-tokens {config.max_tokens} or --fixed-seqlen, so "
+            f"that a row holds {LEAST_ROOM}"
+        )
     limit = longest_sample(config, company=company.get("seqlen", ALONE))
     if limit < 1:
         raise EmptyPlanError(

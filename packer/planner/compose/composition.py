@@ -26,10 +26,12 @@ from packer.planner.packing.microbatches import IntArray, MicroBatches
 class Composition:
     """One epoch's rows. R rows, P pieces, T steps."""
 
-    pieces: IntArray
+    sample_ids: IntArray
     """(P,) in the order of their rows."""
     seqlens: NDArray[np.int32]
     """(P,)"""
+    starts: NDArray[np.int32] | None
+    """(P,) where each piece begins in its sample; None where no sample is cut."""
     offsets: NDArray[np.int64]
     """(R + 1,) row r holds pieces offsets[r]:offsets[r + 1]."""
     rows: Rows
@@ -106,6 +108,7 @@ def compose(
     del parts
     ordered_seqlens = _gather(seqlens, starts, offsets)
     del seqlens, starts
+    samples = pieces.sample_ids(ordered)
     has_filler = bool(rows.is_filler.any())
     step_size = config.microbatches_per_step
 
@@ -118,13 +121,14 @@ def compose(
     if loss_tokens is not None:
         num_loss_tokens = None
         if pieces.starts is None:
-            known = loss_tokens[pieces.sample_ids(ordered)]
+            known = loss_tokens[samples]
             loss_tokens_of_rows = np.add.reduceat(known, offsets[:-1], dtype=np.int64) * ~rows.is_filler
             num_loss_tokens = _by_step(np.sum, loss_tokens_of_rows, step_size)
     longest = take(sums.longest, rows.microbatches)
     return Composition(
-        pieces=ordered,
+        sample_ids=samples,
         seqlens=ordered_seqlens,
+        starts=None if pieces.starts is None else pieces.starts[ordered],
         offsets=offsets,
         rows=rows,
         unpadded=take(sums.rooms, rows.microbatches) if config.layout == "packed" else longest,

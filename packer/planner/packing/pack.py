@@ -7,6 +7,7 @@ import numpy as np
 from packer.kernels.limits import UNLIMITED, Limits
 from packer.options.config import PlanConfig
 from packer.planner.choose.limits import limits_for
+from packer.planner.choose.pieces import Pieces
 from packer.planner.order.orders import histogram, permutation, subkey
 from packer.planner.packing.apart import keep_apart
 from packer.planner.packing.best_fit import best_fit
@@ -16,6 +17,7 @@ from packer.planner.packing.mixed import mixed
 from packer.planner.packing.next_fit import next_fit
 from packer.planner.packing.pairs import windowed_pairs
 from packer.planner.packing.windowed import windowed
+from packer.planner.packing.wrapped import wrapped
 from packer.planner.shape import choose_shapes
 
 
@@ -35,10 +37,19 @@ def limits_of(config: PlanConfig, seqlens: IntArray) -> Limits:
     return limits_for(config, shapes)
 
 
+def pack_pieces(
+    pieces: Pieces, limits: Limits, config: PlanConfig, key: np.uint64
+) -> tuple[Pieces, MicroBatches]:
+    """Pack all that is to be planned; return it, as the packing cut it, and the micro-batches."""
+    if config.packing == "wrapped":
+        return wrapped(pieces, limits, key=key)
+    return pieces, pack(pieces.lengths, pieces.owners, limits, config, key)
+
+
 def pack(
     lengths: IntArray, owners: IntArray | None, limits: Limits, config: PlanConfig, key: np.uint64
 ) -> MicroBatches:
-    """Pack samples into micro-batches, in the order in which these are to run.
+    """Pack samples, none of which is cut for it, into micro-batches in the order in which these are to run.
 
     Args:
         lengths: (K, n) int32 lengths of the samples, one row a budget.

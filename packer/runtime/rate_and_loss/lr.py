@@ -11,6 +11,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from packer.errors import ConfigError
 from packer.plan import Plan
+from packer.plan.trained import accounts_of
 from packer.runtime.batches.batch import StepInfo
 
 By = Literal["steps", "tokens", "samples"]
@@ -59,7 +60,8 @@ class PlanLR(LRScheduler):
 
     With ``by="tokens"`` or ``"samples"`` the inner schedule advances in proportion to what was consumed, such
     that it has taken as many steps as the plan has when the plan ends; over steps of equal size it advances
-    as with ``by="steps"``.
+    as with ``by="steps"``. Of a plan that goes on from others (``--except``) their steps, tokens and samples
+    count as well: the schedule is the run's.
     """
 
     def __init__(  # the base class's would take the rates over and step once
@@ -93,7 +95,8 @@ class PlanLR(LRScheduler):
         last = plan.epoch(plan.num_epochs - 1)
         end = last.step(last.num_steps - 1)
         self._plan_size = {
-            "steps": sum(plan.epoch(epoch).num_steps for epoch in range(plan.num_epochs)),
+            "steps": sum(account.num_steps for account in accounts_of(plan))
+            + sum(plan.epoch(epoch).num_steps for epoch in range(plan.num_epochs)),
             "tokens": end.tokens_before + end.num_tokens,
             "samples": end.samples_before + end.num_samples,
         }

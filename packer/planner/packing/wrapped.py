@@ -1,0 +1,74 @@
+"""Wrapped: the documents in random order end to end, cut where a row ends; no row is short but the last.
+
+See ``packer.kernels.wrapped`` for the rule. Other packings place pieces that are there; this one makes them,
+others in every epoch. The rows are shuffled once they are cut, so that the parts of a long document do not
+follow each other through the steps; the last one, which holds what is left, stays the last.
+"""
+
+from dataclasses import replace
+
+import numpy as np
+
+from packer.kernels import wrapped as kernels
+from packer.kernels.limits import Limits
+from packer.planner.choose.pieces import Pieces
+from packer.planner.order.orders import id_dtype, permutation, shuffled_entries, subkey, take
+from packer.planner.packing.microbatches import MicroBatches, compact_owners
+
+
+def wrapped(pieces: Pieces, limits: Limits, *, key: np.uint64) -> tuple[Pieces, MicroBatches]:
+    """Cut samples into full rows.
+
+    Args:
+        pieces: what is to be planned.
+        limits: bounds of a row; its room is a multiple of what each piece is padded to.
+        key: of the random order.
+
+    Returns:
+        What it is cut into, row by row, and the rows; these hold no part of a sample twice.
+    """
+    capacity = int(limits.budgets[0])
+    fewest = fewest_rows(pieces, limits)
+    owners, num_owners = compact_owners(pieces.owners)
+    # every cut ends a row that is full to one token; every other row ends with its last document
+    most = len(pieces) + fewest * capacity // (capacity - 1)
+    documents = np.empty(most, id_dtype(most))
+    starts, seqlens = np.empty((2, most), np.int32)
+    sizes = np.empty(most + 1, np.int64)
+    num_pieces, num_rows = kernels.wrap(
+        shuffled_entries(pieces.seqlens, subkey(key, 0)),
+        owners,
+        num_owners,
+        capacity,
+        limits.segment_multiple,
+        documents,
+        starts,
+        seqlens,
+        sizes,
+    )
+    documents, starts, seqlens = documents[:num_pieces], starts[:num_pieces], seqlens[:num_pieces]
+    sizes = sizes[:num_rows].copy()
+    if pieces.owners is not None and pieces.starts is not None:  # some are pieces already
+        starts += take(pieces.starts, documents)
+    cut = replace(
+        pieces, lengths=seqlens[np.newaxis], seqlens=seqlens, ids=pieces.sample_ids(documents), starts=starts
+    )
+    order = np.append(permutation(num_rows - 1, subkey(key, 1)), num_rows - 1)
+    rows = MicroBatches(
+        pieces=np.arange(num_pieces, dtype=id_dtype(num_pieces)),
+        seqlens=seqlens,
+        starts=(np.cumsum(sizes) - sizes)[order],
+        sizes=sizes[order],
+        leftover=documents[:0],
+    )
+    return cut, rows
+
+
+def fewest_rows(pieces: Pieces, limits: Limits) -> int:
+    """Return below how many rows nothing can go, however samples are cut."""
+    multiple = limits.segment_multiple
+    if multiple == 1:
+        rooms = int(pieces.seqlens.sum(dtype=np.int64))
+    else:
+        rooms = int((-(-pieces.seqlens.astype(np.int64) // multiple) * multiple).sum())
+    return -(-rooms // int(limits.budgets[0]))
