@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from packer.errors import SourceError
+from packer.plan import Plan
 
 
 def only_one(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) -> str | None:
@@ -76,3 +77,17 @@ def _whole_number(text: str) -> int:
         return int(text)
     except ValueError:
         raise click.BadParameter(f"{text!r} is not a whole number") from None
+
+
+def by_source(values: tuple[str, ...], plan: Plan) -> dict[str, list[str]] | list[str]:
+    """Return the values of a repeatable ``[NAME=]VALUE`` option: by name, where the plan's sources have some.
+
+    Of a plan of one data set without a name they are taken as they are, also with an ``=`` in them.
+    """
+    if plan.sources[0].name is None or not all("=" in value for value in values):
+        return list(values)
+    named: dict[str, list[str]] = {}
+    for value in values:
+        name, _, rest = value.partition("=")
+        named.setdefault(name, []).append(rest)
+    return named

@@ -9,13 +9,12 @@ import json
 import math
 from collections import Counter, defaultdict
 from fractions import Fraction
-from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 
-REASONS = {"filtered", "empty", "too_long", "truncated", "remainder", "min_samples"}
+REASONS = {"filtered", "empty", "too_long", "truncated", "remainder", "min_samples", "trained", "unreached"}
 
 
 def read(path):
@@ -51,6 +50,7 @@ def check(folder, seqlens=None, loss_tokens=None):
     assert header["version"] == 2
     check_files(folder, header)
     config = header["config"]
+    check_sources(header)
     dropped, _ = read(folder / "dropped.arrow")
     if seqlens is not None:
         assert len(seqlens) == header["num_samples"]
@@ -84,7 +84,8 @@ def check(folder, seqlens=None, loss_tokens=None):
         check_drops(mine, config)
         check_kept(rows, mine, header)
         check_counts(rows, mine, header["epochs"][epoch])
-        check_mix(steps, by_step, header["epochs"][epoch])
+        check_mixture(steps, by_step, mine, header, header["epochs"][epoch])
+        check_mix(steps, by_step, header, header["epochs"][epoch])
         check_imbalance(by_step, config, header["epochs"][epoch])
     if config.get("num_shapes") is not None:
         assert len({padded for _, padded in shapes}) <= config["num_shapes"]
@@ -207,8 +208,33 @@ def check_step(step, rows, config, header, loss_tokens):
             assert row["sample_ids"] in [other["sample_ids"] for other in counted]
 
 
+def check_sources(header):
+    """Sources have names of their own, and ids count through them."""
+    sources, next_id = header["sources"], 0
+    assert len({source["name"] for source in sources}) == len(sources)
+    assert len(sources) == 1 or all(source["name"] for source in sources)
+    for source in sources:
+        assert source["first_id"] == next_id
+        next_id += source["num_samples"]
+        assert source["num_passes"] - 1 < source["passes"] <= source["num_passes"] or source["passes"] == 0
+    assert next_id == header["num_samples"]
+    assert sum(source["num_tokens"] for source in sources) == header["num_tokens"]
+    fingerprints = [source["fingerprint"] for source in sources]
+    joint = fingerprints[0]
+    if len(sources) > 1:
+        named = [[source["name"], source["fingerprint"]] for source in sources]
+        text = json.dumps(named, separators=(",", ":")).encode()
+        joint = None if None in fingerprints else hashlib.sha256(text).hexdigest()
+    assert header["metrics_fingerprint"] == joint
+
+
+def source_at(sample, header):
+    """Return the place of a sample's source."""
+    return max(at for at, source in enumerate(header["sources"]) if source["first_id"] <= sample)
+
+
 def check_coverage(rows, dropped, header, seqlens):
-    """Every sample planned once, or in pieces that tile what is not dropped, or dropped."""
+    """Every sample planned once in every pass, or in pieces that tile what is not dropped, or dropped."""
     pieces, copied = defaultdict(list), []
     for row in rows:
         starts = row.get("starts", [0] * row["num_samples"])
@@ -219,29 +245,87 @@ def check_coverage(rows, dropped, header, seqlens):
             pieces[sample].append((start, start + length))
     assert set(copied) <= set(pieces), "a copy of what is planned nowhere"
     lost, lengths, reasons = Counter(), {}, defaultdict(list)
+    passes_of = {}
+    for source in header["sources"]:
+        ids = range(source["first_id"], source["first_id"] + source["num_samples"])
+        passes_of |= dict.fromkeys(ids, source["num_passes"])
+    assert set(pieces) | {row["sample_id"] for row in dropped} <= set(passes_of)
     for row in dropped:
-        lost[row["sample_id"]] += row["num_tokens"]
+        times = passes_of[row["sample_id"]] if row["epoch"] is None else 1  # every epoch's is every pass's
+        lost[row["sample_id"]] += times * row["num_tokens"]
         assert lengths.setdefault(row["sample_id"], row["seqlen"]) == row["seqlen"]
         reasons[row["sample_id"]].append(row["reason"])
-    assert set(pieces) | set(reasons) <= set(range(header["num_samples"]))
     if seqlens is not None:
         assert all(length == seqlens[sample] for sample, length in lengths.items())
         lengths = dict(enumerate(map(int, seqlens)))
     total = 0
-    for sample in range(header["num_samples"]):
+    for sample, passes in passes_of.items():
         mine = sorted(pieces[sample])
-        assert mine or reasons[sample], f"sample {sample} is neither planned nor dropped"
-        assert all(a[1] <= b[0] for a, b in pairwise(mine)), f"sample {sample} overlaps"
+        assert mine or reasons[sample] or not passes, f"sample {sample} is neither planned nor dropped"
+        assert reasons[sample].count("unreached") <= 1, f"sample {sample} is unreached in two passes"
+        for token in {start for start, _ in mine}:
+            covered = sum(start <= token < end for start, end in mine)
+            assert covered <= passes, f"sample {sample} overlaps"
         planned = sum(end - start for start, end in mine)
         if sample in lengths:
-            assert planned + lost[sample] == lengths[sample], f"tokens of sample {sample}"
-            assert not mine or mine[-1][1] <= lengths[sample]
+            assert planned + lost[sample] == passes * lengths[sample], f"tokens of sample {sample}"
+            assert not mine or max(end for _, end in mine) <= lengths[sample]
         if mine and set(reasons[sample]) <= {"truncated"}:
-            assert mine[-1][1] == planned, f"sample {sample} has a gap"
-        if lengths.get(sample) == 0:
+            assert passes * max(end for _, end in mine) == planned, f"sample {sample} has a gap"
+        if lengths.get(sample) == 0 and passes:
             assert reasons[sample] == ["empty"] or reasons[sample] == ["filtered"]
         total += planned + lost[sample]
-    assert total == header["num_tokens"], "tokens in = planned + dropped"
+    whole = sum(source["num_tokens"] * source["num_passes"] for source in header["sources"])
+    assert total == whole, "tokens in = planned + dropped"
+
+
+def check_mixture(steps, by_step, dropped, header, counts):
+    """What is planned of each source; the total; shares; no sample twice in a step with room for others."""
+    config, sources = header["config"], header["sources"]
+    planned = [[0, 0] for _ in sources]
+    gone = {
+        row["sample_id"] for row in dropped if row["epoch"] is None and row["num_tokens"] == row["seqlen"]
+    }
+    for at in range(len(steps)):
+        held = Counter()
+        for row in by_step[at]:
+            if row["is_filler"] or row["is_repeat"]:
+                continue
+            starts = row.get("starts", [0] * row["num_samples"])
+            for sample, start, length in zip(row["sample_ids"], starts, row["seqlens"], strict=True):
+                source = source_at(sample, header)
+                planned[source][0] += start == 0
+                planned[source][1] += length
+                held[sample] += start == 0
+        for number, source in enumerate(sources):
+            ids = range(source["first_id"], source["first_id"] + source["num_samples"])
+            mine = {sample: count for sample, count in held.items() if sample in ids}
+            if sum(mine.values()) <= len(set(ids) - gone):
+                assert max(mine.values(), default=0) <= 1, f"a sample of source {number} twice in step {at}"
+    assert counts["sources"] == [{"num_samples": n, "num_tokens": t} for n, t in planned]
+    tokens = [step["num_tokens"] for step in steps]
+    assert config.get("total_steps") in (None, len(steps))
+    if config.get("total_tokens") is not None:
+        assert sum(tokens[:-1]) < config["total_tokens"] <= sum(tokens)
+    phases = header["phases"] or []
+    ends = [phase["first_step"] for phase in [*phases[1:], {"first_step": len(steps)}][: len(phases)]]
+    assert not phases or phases[0]["first_step"] == 0
+    for phase, end in zip(phases, ends, strict=True):
+        assert phase["first_step"] < end
+        by_samples = config["mix_by"] == "samples"
+        held, largest = Counter(), 0
+        for at in range(phase["first_step"], end):
+            before = sum(held.values())
+            for row in by_step[at]:
+                if not row["is_filler"] and not row["is_repeat"]:
+                    starts = row.get("starts", [0] * row["num_samples"])
+                    for sample, start, length in zip(row["sample_ids"], starts, row["seqlens"], strict=True):
+                        held[source_at(sample, header)] += (start == 0) if by_samples else length
+            largest = max(largest, sum(held.values()) - before)
+        whole = sum(held.values())
+        for number, source in enumerate(sources):
+            share = phase["shares"].get(source["name"], 0)
+            assert abs(held[number] - share * whole) <= max(0.01 * whole, largest), "a source's share"
 
 
 def check_drops(dropped, config):
@@ -272,8 +356,10 @@ def check_drops(dropped, config):
                 assert isinstance(config["max_tokens"], dict) or not surely_fits(lost, config, company)
         if reason == "remainder":
             assert config["remainder"] == "drop"
-        assert row["epoch"] is None or reason in ("remainder", "min_samples")
-        assert row["epoch"] is not None or reason != "remainder"
+        if reason == "unreached":
+            assert any(config.get(name) for name in ("mix", "repeat", "total_tokens", "total_steps"))
+        assert row["epoch"] is None or reason in ("remainder", "min_samples", "unreached")
+        assert row["epoch"] is not None or reason not in ("remainder", "unreached")
     others = config["dp_size"] * config["grad_accum"] - 1
     budget = config["max_tokens"]
     if not isinstance(budget, dict):
@@ -357,7 +443,8 @@ def drop_counts(dropped, begun=()):
     counted = [
         at
         for at, row in enumerate(dropped)
-        if first[row["sample_id"]] == at and row["sample_id"] not in begun
+        if (first[row["sample_id"]] == at and row["sample_id"] not in begun)
+        or row["num_tokens"] == row["seqlen"]
     ]
     return {
         reason: {
@@ -368,35 +455,57 @@ def drop_counts(dropped, begun=()):
     }
 
 
-def check_mix(steps, by_step, counts):
-    lengths = [
-        [length for row in by_step[at] if not row["is_filler"] for length in row["seqlens"]]
+def check_mix(steps, by_step, header, counts):
+    of_source = [
+        [
+            (length, source_at(sample, header))
+            for row in by_step[at]
+            if not row["is_filler"]
+            for sample, length in zip(row["sample_ids"], row["seqlens"], strict=True)
+        ]
         for at in range(len(steps))
     ]
-    expected, stated = design_effect(lengths), counts["design_effect"]
+    lengths = [[length for length, _ in step] for step in of_source]
+    first_steps = [phase["first_step"] for phase in header["phases"] or [{"first_step": 0}]]
+    stated = counts["design_effect"]
     assert set(stated) == {"seqlen", "source"}
-    assert (stated["seqlen"] is None) == (expected is None), "design effect"
-    assert expected is None or math.isclose(stated["seqlen"], expected, rel_tol=1e-6, abs_tol=1e-6)
+    for name, expected in (
+        ("seqlen", design_effect(lengths, first_steps)),
+        ("source", design_effect_of(of_source, first_steps)),
+    ):
+        assert (stated[name] is None) == (expected is None), f"design effect of {name}"
+        assert expected is None or math.isclose(stated[name], expected, rel_tol=1e-6, abs_tol=1e-6), name
 
 
-def design_effect(steps):
+def design_effect(steps, first_steps=(0,)):
     """Return the design effect of steps, lists of lengths; as it is defined, in fractions."""
     everyone = sorted(length for step in steps for length in step)
     whole, class_of, below = sum(everyone), {}, 0
     for length, count in sorted(Counter(everyone).items()):
         class_of[length] = 16 * (2 * below + length * count) // (2 * whole)
         below += length * count
-    classes = set(class_of.values())
+    return design_effect_of([[(length, class_of[length]) for length in step] for step in steps], first_steps)
+
+
+def design_effect_of(steps, first_steps=(0,)):
+    """Return the design effect of steps, lists of lengths and classes; each phase has a mix of its own."""
+    everyone = [piece for step in steps for piece in step]
+    whole, classes = sum(length for length, _ in everyone), {k for _, k in everyone}
     if len(classes) < 2 or len(steps) < 2:
         return None
     found = expected = Fraction(0)
-    for k in classes:
-        share = Fraction(sum(n for n in everyone if class_of[n] == k), whole)
-        for step in steps:
-            inside = sum(n for n in step if class_of[n] == k)
-            if step:
-                found += sum(step) * (Fraction(inside, sum(step)) - share) ** 2 / whole
-        expected += sum(n * n * ((class_of[n] == k) - share) ** 2 for n in everyone)
+    for first, end in zip(first_steps, [*first_steps[1:], len(steps)], strict=True):
+        pieces = [piece for step in steps[first:end] for piece in step]
+        for k in classes if pieces else ():
+            share = Fraction(sum(n for n, of in pieces if of == k), sum(n for n, _ in pieces))
+            for step in steps[first:end]:
+                own = sum(n for n, _ in step)
+                if own:
+                    inside = sum(n for n, of in step if of == k)
+                    found += own * (Fraction(inside, own) - share) ** 2 / whole
+            expected += sum(n * n * ((of == k) - share) ** 2 for n, of in pieces)
+    if not expected:
+        return None
     expected *= Fraction(len(steps), whole * whole)  # mean(w² …) / (n · mean(w)²), n = N / T
     return float(found / expected * Fraction(len(steps), len(steps) - 1))
 

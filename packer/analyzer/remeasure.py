@@ -1,26 +1,30 @@
 """Measure some samples again and hold a plan against them: is it the data set that was planned?"""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
+from typing import Any
 
 import numpy as np
 
-from packer.errors import ConfigError, SourceChangedError, SourceError
+from packer.errors import ConfigError, PackerError, SourceChangedError, SourceError
 from packer.metrics import Metrics
-from packer.plan import Plan, check_lengths, main_metric
+from packer.plan import Plan, PlanSource, check_lengths, main_metric
+from packer.plan.sources import by_source
 from packer.samples import LengthDefinition, check_definition, measure
 from packer.samples.ragged import RowError
 from packer.samples.tolerance import apply_to_readable
 from packer.sources import Source, open_source
 
+SourceLike = Source | Sequence[str | os.PathLike[str]]
+
 
 def verify_source(
     plan: Plan,
-    source: Source | Sequence[str | os.PathLike[str]],
+    source: SourceLike | Mapping[str, SourceLike],
     *,
-    metrics: Metrics | None = None,
-    tokenizer: str | None = None,
+    metrics: Metrics | Mapping[str, Metrics] | None = None,
+    tokenizer: str | Mapping[str, str] | None = None,
     num_samples: int = 1000,
     seed: int = 0,
 ) -> int:
@@ -28,11 +32,12 @@ def verify_source(
 
     Args:
         plan: the plan.
-        source: the data set, or what ``open_source`` takes.
+        source: the data set, or what ``open_source`` takes; of a plan of several sources such by name, where
+            one that is left out is not checked.
         metrics: the metrics that the plan was made from, for what the plan does not say itself: where the
-            tokenizer is.
-        tokenizer: where the tokenizer is on this machine.
-        num_samples: how many samples to measure.
+            tokenizer is; of several sources by name.
+        tokenizer: where the tokenizer is on this machine; one for all sources, or by name.
+        num_samples: how many samples to measure, of each source.
         seed: of the choice.
 
     Returns:
@@ -41,46 +46,84 @@ def verify_source(
     Raises:
         SourceChangedError: other files, or other contents.
         InvariantError: a sample has another length than the planned one.
-        ConfigError: neither plan nor metrics say what the length of a sample is.
+        ConfigError: neither plan nor metrics say what the length of a sample is, or sources have other names.
     """
-    source = source if isinstance(source, Source) else open_source(source)
-    _check_identity(plan, source)
-    definition = _definition(plan, metrics, tokenizer)
+    if not isinstance(source, Mapping):
+        only: list[SourceLike] = by_source(plan.sources, source, "data sets", "--source {name}=SOURCE")
+        planned = plan.sources[0]
+        return _verify(plan, planned, only[0], _of(metrics, None), _of(tokenizer, None), num_samples, seed)
+    planned_by_name = {str(planned.name): planned for planned in plan.sources if planned.name is not None}
+    foreign: dict[str, SourceLike] = {name: source[name] for name in source if name not in planned_by_name}
+    if foreign:
+        by_source(plan.sources, foreign, "data sets", "--source {name}=SOURCE")  # says which there are
+    measured = 0
+    for name, planned in planned_by_name.items():
+        if name not in source:
+            continue
+        try:
+            measured += _verify(
+                plan, planned, source[name], _of(metrics, name), _of(tokenizer, name), num_samples, seed
+            )
+        except PackerError as error:
+            raise type(error)(f"{name}: {error}") from error
+    return measured
+
+
+def _of(value: Any, name: str | None) -> Any:
+    """Return what was given for a source, or for all of them."""
+    if not isinstance(value, Mapping):
+        return value
+    return next(iter(value.values()), None) if name is None else value.get(name)
+
+
+def _verify(
+    plan: Plan,
+    planned: PlanSource,
+    given: SourceLike,
+    metrics: Metrics | None,
+    tokenizer: str | None,
+    num_samples: int,
+    seed: int,
+) -> int:
+    """Check one source; return how many of its samples were measured."""
+    source = given if isinstance(given, Source) else open_source(given)
+    _check_identity(planned, source)
+    definition = _definition(planned, metrics, tokenizer)
     source = source.tolerating(definition.on_error)
     check_definition(source, definition)
     metric = main_metric(plan, definition.metrics)
     choice = np.random.default_rng(seed).choice(
-        plan.num_samples, min(num_samples, plan.num_samples), replace=False
+        planned.num_samples, min(num_samples, planned.num_samples), replace=False
     )
-    ids = np.sort(choice)
-    lengths = np.zeros(len(ids), np.int64)
-    for at, batch in enumerate(source.rows(ids, definition.read_columns)):
+    rows = np.sort(choice)
+    lengths = np.zeros(len(rows), np.int64)
+    for at, batch in enumerate(source.rows(rows, definition.read_columns)):
         try:
             measured, _ = apply_to_readable(
                 partial(measure, definition=definition), batch, definition.on_error
             )
             lengths[at] = measured.lengths[metric][0]
         except RowError as error:
-            raise SourceError(f"{source.place_of_row(int(ids[at]))}: {error}") from error
-    check_lengths(plan, ids, lengths)
-    return len(ids)
+            raise SourceError(f"{source.place_of_row(int(rows[at]))}: {error}") from error
+    check_lengths(plan, planned.first_id + rows, lengths)
+    return len(rows)
 
 
-def _check_identity(plan: Plan, source: Source) -> None:
-    if source.num_rows != plan.num_samples:
+def _check_identity(planned: PlanSource, source: Source) -> None:
+    if source.num_rows != planned.num_samples:
         raise SourceChangedError(
-            f"the source has {source.num_rows} rows, the plan is of {plan.num_samples}; name the files that "
-            "were analyzed, or analyze and plan again"
+            f"the source has {source.num_rows} rows, the plan is of {planned.num_samples}; name the files "
+            "that were analyzed, or analyze and plan again"
         )
-    planned = plan.sources[0].files
-    if not planned:  # metrics without manifest: there is only the number of rows to go by
+    files = planned.files
+    if not files:  # metrics without manifest: there is only the number of rows to go by
         return
     found = source.identity()
-    if len(found) != len(planned):
+    if len(found) != len(files):
         raise SourceChangedError(
-            f"the source has {len(found)} files, the plan is of {len(planned)}; name those that were analyzed"
+            f"the source has {len(found)} files, the plan is of {len(files)}; name those that were analyzed"
         )
-    for file, now, then in zip(source.files, found, planned, strict=True):
+    for file, now, then in zip(source.files, found, files, strict=True):
         if any(now[key] != then.get(key) for key in ("num_bytes", "sha256")):
             raise SourceChangedError(
                 f"{file} is not the file that was planned (size or content differ); name the files in the "
@@ -88,8 +131,8 @@ def _check_identity(plan: Plan, source: Source) -> None:
             )
 
 
-def _definition(plan: Plan, metrics: Metrics | None, tokenizer: str | None) -> LengthDefinition:
-    content = dict(plan.definition) | (metrics.definition if metrics else {})
+def _definition(planned: PlanSource, metrics: Metrics | None, tokenizer: str | None) -> LengthDefinition:
+    content = dict(planned.definition or {}) | (metrics.definition if metrics else {})
     if not content or content.get("kind") == "dataset":
         raise ConfigError(
             "the plan does not say what the length of a sample is (its metrics have no manifest, or come "

@@ -4,6 +4,7 @@ from packer.plan.epoch import DROP_REASONS, DroppedSamples, PlannedEpoch
 from packer.plan.facts import PlanFacts
 from packer.plan.reader import Epoch, Plan, load_plan
 from packer.plan.rows import Dropped, MicroBatch, MicroBatches, StepRow, Steps
+from packer.plan.sources import PlanSource
 from packer.plan.verify import Verified, main_metric, verify_plan
 from packer.plan.verify_lengths import check_lengths
 from packer.plan.writer import plan_in_memory, write_plan
@@ -17,6 +18,7 @@ __all__ = [
     "MicroBatches",
     "Plan",
     "PlanFacts",
+    "PlanSource",
     "PlannedEpoch",
     "StepRow",
     "Steps",

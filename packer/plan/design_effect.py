@@ -1,17 +1,18 @@
-"""The design effect of an epoch's steps, from its rows alone: how much more they differ than random ones.
+"""The design effects of an epoch's steps, from its rows alone: how much more they differ than random ones.
 
 It shares no code with the planner, which states the figure in ``plan.json``. Sums are of integers, divided
 once.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from fractions import Fraction
 
 import numpy as np
 from numpy.typing import NDArray
 
-from packer.plan.reader import Epoch
+from packer.plan.reader import Epoch, Plan
 from packer.plan.rows import MicroBatches
+from packer.plan.sources import source_of
 
 NUM_CLASSES = 16
 """Of lengths, with about equal numbers of tokens."""
@@ -20,7 +21,28 @@ _FRACTION_BITS = 32
 """Of a step's Σ h² / W, behind the point; the rest is rounded down."""
 
 
-def design_effect(epoch: Epoch, step_size: int) -> float | None:
+ClassesOf = Callable[[MicroBatches], NDArray[np.integer]]
+"""(P,) the class of each piece of a record batch."""
+
+
+def design_effects(plan: Plan, epoch: int) -> dict[str, float | None]:
+    """Return what an epoch's header entry states: by ``seqlen`` and by ``source``."""
+    opened, step_size = plan.epoch(epoch), plan.dp_size * plan.grad_accum
+    first_steps = np.array([phase["first_step"] for phase in plan.header.get("phases") or []] or [0])
+    sources = plan.sources
+    by_source = None
+    if len(sources) > 1:
+
+        def source_of_piece(table: MicroBatches) -> NDArray[np.integer]:
+            return source_of(table.sample_ids, sources)
+
+        by_source = _over_classes(opened, step_size, source_of_piece, len(sources), first_steps)
+    return {"seqlen": design_effect(opened, step_size, first_steps), "source": by_source}
+
+
+def design_effect(
+    epoch: Epoch, step_size: int, first_steps: NDArray[np.integer] | None = None
+) -> float | None:
     """Return the design effect in length: 1 where steps differ as random ones, 16 as those of a 16th of it.
 
     Fillers are left out, repeats count. Memory: the distinct lengths, and a few record batches.
@@ -28,29 +50,82 @@ def design_effect(epoch: Epoch, step_size: int) -> float | None:
     Args:
         epoch: whose rows are meant.
         step_size: E, the micro-batches of a step.
+        first_steps: (phases,) where the phases of a mix begin, each with a mix of its own; None: one.
 
     Returns:
         None for lengths of one class, or fewer than two steps.
     """
     lengths, counts = _histogram(epoch)
     classes = _classes(lengths.tolist(), counts.tolist())
-    num_classes = len(set(classes))
-    if num_classes < 2 or epoch.num_steps < 2:
+    # (classes,) the shortest length of each
+    first_lengths = lengths[np.flatnonzero(np.diff(classes, prepend=-1))]
+
+    def class_of_piece(table: MicroBatches) -> NDArray[np.integer]:
+        return np.searchsorted(first_lengths, table.seqlens, side="right") - 1
+
+    return _over_classes(epoch, step_size, class_of_piece, len(first_lengths), first_steps)
+
+
+def _over_classes(
+    epoch: Epoch,
+    step_size: int,
+    classes_of: ClassesOf,
+    num_classes: int,
+    first_steps: NDArray[np.integer] | None,
+) -> float | None:
+    """Return the design effect over classes of pieces; see ``design_effect``."""
+    first_steps = np.zeros(1, np.int64) if first_steps is None else first_steps
+    squares = _Squares(len(first_steps), num_classes)
+    tokens = np.zeros((len(first_steps), num_classes), object)  # Python integers: 64 bits may not be enough
+    held = 0
+    for first_step, of_steps in _tokens_by_class(
+        epoch, step_size, classes_of, num_classes, squares, first_steps
+    ):
+        held += _concentration(of_steps)
+        phases = np.searchsorted(first_steps, first_step + np.arange(len(of_steps)), side="right") - 1
+        for phase in np.unique(phases).tolist():
+            tokens[phase] += of_steps[phases == phase].sum(axis=0).astype(object)
+    if np.count_nonzero(tokens.sum(axis=0)) < 2 or epoch.num_steps < 2:
         return None
-    # Σ w and Σ w² by class, as Python integers: at a billion long samples 64 bits are not enough
-    tokens, squares = [0] * num_classes, [0] * num_classes
-    for number, length, count in zip(classes, lengths.tolist(), counts.tolist(), strict=True):
-        tokens[number] += length * count
-        squares[number] += length * length * count
-    first_of_class = np.flatnonzero(np.diff(classes, prepend=-1))
-    held = sum(_concentration(part) for part in _tokens_by_class(epoch, step_size, lengths[first_of_class]))
-    whole, num_steps = sum(tokens), epoch.num_steps
-    evenness = Fraction(sum(part * part for part in tokens), whole * whole)  # Σ p²
-    found = max(Fraction(held, whole << _FRACTION_BITS) - evenness, Fraction(0))
-    # Σ_k Σ_i w² (1[c = k] − p_k)² = Σ_i w² (1 + Σ p²) − 2 Σ_i w² p_c
-    crossed = Fraction(sum(part * square for part, square in zip(tokens, squares, strict=True)), whole)
-    expected = (sum(squares) * (1 + evenness) - 2 * crossed) * num_steps / (whole * whole)
-    return float(found / expected * num_steps / (num_steps - 1))
+    whole, num_steps = int(tokens.sum()), epoch.num_steps
+    mixed = expected = Fraction(0)  # Σ_h W_h Σ_k p²; Σ_i Σ_k w² (1[c = k] − p_k)²
+    for of_phase, squared in zip(tokens.tolist(), squares.as_integers(), strict=True):
+        total = sum(of_phase)
+        if not total:
+            continue
+        evenness = Fraction(sum(part * part for part in of_phase), total * total)  # Σ p²
+        mixed += evenness * total
+        # Σ_i Σ_k w² (1[c = k] − p_k)² = Σ_i w² (1 + Σ p²) − 2 Σ_i w² p_c
+        crossed = Fraction(sum(part * square for part, square in zip(of_phase, squared, strict=True)), total)
+        expected += sum(squared) * (1 + evenness) - 2 * crossed
+    if not expected:  # each phase is of one class
+        return None
+    found = max(Fraction(held, 1 << _FRACTION_BITS) - mixed, Fraction(0)) / whole
+    return float(found / (expected * num_steps / (whole * whole)) * num_steps / (num_steps - 1))
+
+
+class _Squares:
+    """Σ w² by phase and class, exactly."""
+
+    def __init__(self, num_phases: int, num_classes: int) -> None:
+        # (2, phases, classes) the upper and the lower 32 bits, each summed in 64
+        self._halves = np.zeros((2, num_phases, num_classes), np.int64)
+
+    def add(
+        self, phases: NDArray[np.integer], classes: NDArray[np.integer], seqlens: NDArray[np.int64]
+    ) -> None:
+        """Add (P,) pieces."""
+        squares = seqlens * seqlens
+        np.add.at(self._halves[0], (phases, classes), squares >> 32)
+        np.add.at(self._halves[1], (phases, classes), squares & 0xFFFFFFFF)
+
+    def as_integers(self) -> list[list[int]]:
+        """Return them by phase, then class."""
+        upper, lower = self._halves.tolist()
+        return [
+            [(high << 32) + low for high, low in zip(*pair, strict=True)]
+            for pair in zip(upper, lower, strict=True)
+        ]
 
 
 def _trained(table: MicroBatches) -> NDArray[np.bool_]:
@@ -85,16 +160,23 @@ def _classes(lengths: list[int], counts: list[int]) -> list[int]:
 
 
 def _tokens_by_class(
-    epoch: Epoch, step_size: int, first_lengths: NDArray[np.int64]
-) -> Iterator[NDArray[np.int64]]:
-    """Yield (steps, K) tokens of whole steps, in order.
+    epoch: Epoch,
+    step_size: int,
+    classes_of: ClassesOf,
+    num_classes: int,
+    squares: _Squares,
+    first_steps: NDArray[np.integer],
+) -> Iterator[tuple[int, NDArray[np.int64]]]:
+    """Yield the first of some whole steps and their (steps, K) tokens, in order; count squares on the way.
 
     Args:
         epoch: whose rows are meant.
         step_size: E.
-        first_lengths: (K,) the shortest length of each class.
+        classes_of: tells classes.
+        num_classes: K.
+        squares: what is added to.
+        first_steps: (phases,)
     """
-    num_classes = len(first_lengths)
     begun = np.zeros(num_classes, np.int64)  # of the step that goes on in the next record batch
     for table in epoch.microbatches():
         last_row = table.first_row + len(table.step)
@@ -102,13 +184,14 @@ def _tokens_by_class(
         step = np.arange(table.first_row, last_row) // step_size - first_step
         trained = _trained(table)
         of_piece = np.repeat(step, np.diff(table.offsets))[trained]
-        seqlens = table.seqlens[trained]
+        seqlens, classes = table.seqlens[trained].astype(np.int64), classes_of(table)[trained]
+        squares.add(np.searchsorted(first_steps, first_step + of_piece, side="right") - 1, classes, seqlens)
         tokens = np.zeros((int(step[-1]) + 2, num_classes), np.int64)
         tokens[0] = begun
-        np.add.at(tokens, (of_piece, np.searchsorted(first_lengths, seqlens, side="right") - 1), seqlens)
+        np.add.at(tokens, (of_piece, classes), seqlens)
         num_whole = last_row // step_size - first_step
         begun = tokens[num_whole]
-        yield tokens[:num_whole]
+        yield first_step, tokens[:num_whole]
 
 
 def _concentration(tokens: NDArray[np.int64]) -> int:

@@ -25,6 +25,7 @@ _ASKED_BY = {
     "truncated": "too_long=truncate",
     "remainder": "remainder=drop and several micro-batches a step",
     "min_samples": "min_samples over 1",
+    "unreached": "mix, repeat, total_tokens or total_steps",
 }
 
 
@@ -90,10 +91,11 @@ class DropRules:
                 everyone, lines, f"is dropped as {reason}, which takes {_ASKED_BY[reason]}", lines.lengths
             )
         in_every = lines.epoch == EVERY_EPOCH
+        if reason in ("remainder", "unreached"):
+            self._refuse(in_every, lines, f"is dropped as {reason} in every epoch")
         if reason == "remainder":
-            self._refuse(in_every, lines, "is dropped as remainder in every epoch")
             np.add.at(self._remainders, lines.epoch, np.stack([everyone, lines.lost], axis=1))
-        elif reason != "min_samples":
+        elif reason not in ("min_samples", "unreached"):
             self._refuse(~in_every, lines, f"is dropped as {reason} in one epoch only")
         applies = getattr(self, f"_is_{reason}")(lines)
         self._refuse(~applies, lines, f"is dropped as {reason}, which it is not", lines.lengths)
@@ -134,6 +136,9 @@ class DropRules:
         return is_cut_there & (lines.lost > 0)
 
     def _is_remainder(self, lines: "_Lines") -> NDArray[np.bool_]:
+        return lines.lost > 0
+
+    def _is_unreached(self, lines: "_Lines") -> NDArray[np.bool_]:
         return lines.lost > 0
 
     def _is_min_samples(self, lines: "_Lines") -> NDArray[np.bool_]:
@@ -232,4 +237,5 @@ def _asked(config: Mapping[str, Any], step_size: int) -> dict[str, bool]:
         "truncated": config.get("too_long") == "truncate",
         "remainder": config.get("remainder") == "drop" and step_size > 1,
         "min_samples": (config.get("min_samples") or 1) > 1,
+        "unreached": any(config.get(name) for name in ("mix", "repeat", "total_tokens", "total_steps")),
     }

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from packer._version import __version__
 from packer.arrays import to_arrow
 from packer.plan import schema
-from packer.plan.counts import Cuts, ShapeTable, drop_counts, time_lost, whole_samples
+from packer.plan.counts import Cuts, ShapeTable, SourceCounts, drop_counts, time_lost, whole_samples
 from packer.plan.digest import HEADER_HASH, content_hash, header_hash
 from packer.plan.epoch import DroppedSamples, PlannedEpoch
 from packer.plan.facts import PlanFacts
@@ -175,6 +175,7 @@ def _write_microbatches(
         "rank_imbalance": by_slots,
         "rank_imbalance_by_step": by_steps,
     }
+    of_sources = SourceCounts(facts.sources)
     table = tables.open(name, columns)
     for first in range(0, num_rows, rows_per_batch):
         rows = slice(first, min(first + rows_per_batch, num_rows))
@@ -186,6 +187,7 @@ def _write_microbatches(
             area *= arrays["num_samples"]
         counts["num_samples"] += int(whole_samples(arrays)[planned].sum())
         counts["num_tokens"] += int(arrays["num_tokens"][planned].sum())
+        of_sources.add(*_planned_pieces(arrays, planned))
         counts["num_padded_tokens"] += int(area.sum())
         counts["max_padded_tokens"] = max(counts["max_padded_tokens"], int(area.max(initial=0)))
         shapes.add(
@@ -195,7 +197,19 @@ def _write_microbatches(
         )
         if progress is not None:
             progress(rows.stop / num_rows)
-    return table.close(), counts
+    return table.close(), counts | {"sources": of_sources.as_json()}
+
+
+def _planned_pieces(
+    arrays: dict[str, Any], is_planned: NDArray[np.bool_]
+) -> tuple[NDArray[np.integer], NDArray[np.int32], NDArray[np.int32] | None]:
+    """Return samples, tokens and, where samples are cut, starts of the pieces in rows that are no copies."""
+    offsets, sample_ids = arrays["sample_ids"]
+    seqlens, starts = arrays["seqlens"][1], arrays["starts"][1] if "starts" in arrays else None
+    if is_planned.all():
+        return sample_ids, seqlens, starts
+    wanted = np.repeat(is_planned, np.diff(offsets))
+    return sample_ids[wanted], seqlens[wanted], None if starts is None else starts[wanted]
 
 
 def _microbatch_arrays(epoch: PlannedEpoch, rows: slice, dp_size: int, grad_accum: int) -> dict[str, Any]:

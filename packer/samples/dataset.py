@@ -34,19 +34,50 @@ class Dataset:
     Made by `open_dataset`. Pickles as paths and names; every process, forked ones too, opens the files.
     """
 
-    def __init__(self, source: Source, definition: LengthDefinition, fields: Mapping[str, str]) -> None:
+    def __init__(
+        self,
+        source: Source,
+        definition: LengthDefinition,
+        fields: Mapping[str, str],
+        *,
+        metrics_fingerprint: str | None = None,
+        always_labels: bool = False,
+    ) -> None:
         """See `open_dataset`.
 
         Args:
             source: the rows.
             definition: what the length of a row is.
             fields: list columns to deliver, by the name they get; ``input_ids`` first, unless of text.
+            metrics_fingerprint: of the metrics that it was opened with.
+            always_labels: deliver ``labels``, the ids, also where every token trains.
         """
+        self.metrics_fingerprint = metrics_fingerprint
+        """Of the metrics that it was opened with, by which a loader tells it from others; None without."""
+        self._always_labels = always_labels
         self._source = source
         self._definition = definition
         self._fields = dict(fields)
         self._num_rows = source.num_rows
         self._process = os.getpid()
+
+    @property
+    def delivers_labels(self) -> bool:
+        """Whether samples have ``labels`` beside their ids."""
+        trains_part = self._definition.is_tokenized and self._definition.trained_part != "all"
+        return self._always_labels or trains_part or LABELS in self._fields
+
+    def with_labels(self) -> "Dataset":
+        """Return the data set with ``labels``: the ids themselves where it has no others."""
+        if self.delivers_labels:
+            return self
+        return Dataset(
+            self._source,
+            self._definition,
+            self._fields,
+            metrics_fingerprint=self.metrics_fingerprint,
+            always_labels=True,
+        )
 
     @property
     def definition(self) -> LengthDefinition:
@@ -148,6 +179,8 @@ class Dataset:
                     f"column {column!r} holds {length} elements beside {num_tokens} tokens; make them equal",
                 )
             sample[name] = values_of_row(row, column, start, stop)
+        if self._always_labels and LABELS not in sample:
+            sample[LABELS] = sample[INPUT_IDS].copy()
         return sample
 
     def _pair(self, encoded: Encoded) -> Sample:

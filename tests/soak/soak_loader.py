@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 import psutil
 
-from packer.plan import Plan, PlannedEpoch, load_plan, write_plan
+from packer.plan import Plan, PlannedEpoch, PlanSource, load_plan, write_plan
 from packer.runtime import PlanLoader
 from tests import plans
 
@@ -256,10 +256,10 @@ def _facts_and_epochs() -> tuple[Any, Iterator[PlannedEpoch]]:
             dropped=plans.drops(),
         )
 
+    num_tokens = int((1 + np.arange(NUM_SAMPLES) % 3).sum())
     facts = replace(
         plans.facts([1], epochs=EPOCHS, dp_size=PER_STEP),
-        num_samples=NUM_SAMPLES,
-        num_tokens=int((1 + np.arange(NUM_SAMPLES) % 3).sum()),
+        sources=[PlanSource(num_samples=NUM_SAMPLES, num_tokens=num_tokens)],
     )
     return facts, map(epoch, range(EPOCHS))
 

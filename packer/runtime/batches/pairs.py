@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from packer.errors import ConfigError, LengthMismatchError, SourceError
 from packer.plan import MicroBatch, Plan
@@ -112,6 +113,7 @@ def collate_members(
     *,
     accum: int,
     counted: str | None,
+    sources: NDArray[np.int64],
 ) -> Collated:
     """Make a padded batch of each member, by its metric's name; the last one, the target, has the loss.
 
@@ -131,6 +133,7 @@ def collate_members(
         fields: Metric → the fields of that member.
         accum: The micro-batch's place in its step.
         counted: The member whose lengths the plan holds; see ``counted_member``.
+        sources: (n,) which of the plan's sources each sample is of.
 
     Raises:
         LengthMismatchError: A member has another length than planned, or is longer than its tensor.
@@ -171,6 +174,7 @@ def collate_members(
             shape=shape.size,
             is_filler=planned.is_filler,
             is_repeat=planned.is_repeat,
+            sources=sources,
         )
         batches[metric] = Batch(collated.tensors, info)
     return Collated(batches, collated.num_loss_tokens, collated.labels_from)

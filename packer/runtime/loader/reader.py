@@ -10,6 +10,7 @@ import torch
 
 from packer.errors import ConfigError, PackerError, SourceError
 from packer.plan import Epoch, MicroBatch, Plan
+from packer.plan.sources import with_rows
 from packer.runtime.batches.batch import Batch, BatchInfo, LabelsFrom
 from packer.runtime.batches.collate import (
     Collated,
@@ -26,6 +27,7 @@ from packer.runtime.batches.pairs import (
     packed_members,
 )
 from packer.runtime.batches.pieces import read_pieces, read_samples
+from packer.runtime.batches.sources import sources_of_samples
 from packer.runtime.loader.progress import Place, Read
 from packer.runtime.loader.randomness import Randomness
 from packer.runtime.sequence_parallel.shard import RowLayout, Shard, rank_spans
@@ -92,7 +94,7 @@ class MicroBatchReader:
             batch = self._make(place, in_worker=in_worker)
             return Read(place, batch, self._signature if self._fields_of else self._fields.signature)
         except PackerError as error:
-            return Read(place, error)
+            return Read(place, self._with_rows(error))
         except Exception as error:
             wrong = SourceError(
                 f"micro-batch {place.accum} of step {place.step} could not be made: {type(error).__name__}: "
@@ -100,6 +102,15 @@ class MicroBatchReader:
             )
             wrong.__cause__ = error
             return Read(place, wrong)
+
+    def _with_rows(self, error: PackerError) -> PackerError:
+        """Return an error that says which source's row a sample is."""
+        told = with_rows(str(error), self._plan.sources)
+        if told == str(error):
+            return error
+        located = type(error)(told)
+        located.__cause__ = error.__cause__
+        return located
 
     @property
     def _signature(self) -> tuple[Any, ...]:
@@ -144,6 +155,7 @@ class MicroBatchReader:
             shape.size,
             planned.is_filler,
             planned.is_repeat,
+            sources_of_samples(self._plan.sources, planned.sample_ids),
         )
         return Batch(collated.tensors, info)
 
@@ -171,6 +183,7 @@ class MicroBatchReader:
                 self._fields_of,
                 accum=accum,
                 counted=self._counted_member,
+                sources=sources_of_samples(self._plan.sources, planned.sample_ids),
             )
         if self._packed_members:
             samples = read_samples(self._dataset, planned.sample_ids.tolist())

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from packer.plan import PlannedEpoch, load_plan, write_plan
+from packer.plan import PlannedEpoch, PlanSource, load_plan, write_plan
 from packer.runtime import PlanLoader
 from tests import plans
 
@@ -63,9 +63,8 @@ def own_bytes(pid: int) -> int:
 @pytest.mark.slow
 @pytest.mark.parametrize("context", ["fork", "spawn"])
 def test_a_workers_own_memory_does_not_grow_over_two_epochs(context: str, tmp_path: Path) -> None:
-    facts = replace(
-        plans.facts([SEQLEN], epochs=EPOCHS), num_samples=NUM_SAMPLES, num_tokens=NUM_SAMPLES * SEQLEN
-    )
+    source = PlanSource(num_samples=NUM_SAMPLES, num_tokens=NUM_SAMPLES * SEQLEN)
+    facts = replace(plans.facts([SEQLEN], epochs=EPOCHS), sources=[source])
     write_plan(tmp_path / "plan", facts, map(big_epoch, range(EPOCHS)), dropped=plans.drops())
     loader = PlanLoader(
         load_plan(tmp_path / "plan"),

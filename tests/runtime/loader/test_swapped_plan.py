@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from packer.errors import PlanError
-from packer.plan import Plan, load_plan, write_plan
+from packer.plan import Plan, PlanSource, load_plan, write_plan
 from packer.runtime import PlanLoader
 from tests import plans
 
@@ -29,7 +29,7 @@ def write(folder: Path, *, turned: bool, rows: int = ROWS) -> Plan:
     facts, epochs = plans.many_rows(rows, EPOCHS)
     if turned:
         epochs = [replace(epoch, sample_ids=epoch.sample_ids[::-1].copy()) for epoch in epochs]
-    facts = replace(facts, num_samples=2 * ROWS, num_tokens=14 * ROWS)
+    facts = replace(facts, sources=[PlanSource(num_samples=2 * ROWS, num_tokens=14 * ROWS)])
     return write_plan(folder, facts, epochs, dropped=plans.drops(), overwrite=True)
 
 

@@ -1,0 +1,161 @@
+"""What must hold where a plan mixes sources: passes, shares, totals, and no sample twice in a step."""
+
+from collections.abc import Iterator
+
+import numpy as np
+from numpy.typing import NDArray
+
+from packer.errors import InvariantError
+from packer.plan.epoch import DROP_REASONS
+from packer.plan.reader import Plan
+from packer.plan.rows import MicroBatches
+from packer.plan.sources import source_of
+from packer.plan.verify_samples import pieces_of, place_of
+from packer.wording import counted
+
+_UNREACHED = DROP_REASONS.index("unreached")
+
+SHARE_TOLERANCE = 0.01
+"""Of a phase's tokens, or samples; or one step, where that is more."""
+
+
+class SourceRules:
+    """The rules of one plan; ``check`` applies them to an epoch whose samples and steps are in order."""
+
+    def __init__(self, plan: Plan) -> None:
+        self._plan = plan
+        self._config = plan.config
+        self._sources = plan.sources
+        # (sources,)
+        self._passes = np.array([source.num_passes for source in plan.sources], np.int64)
+
+    def check(self, epoch: int) -> None:
+        """Check one epoch.
+
+        Raises:
+            InvariantError: the first rule that is broken.
+        """
+        self._check_unreached(epoch)
+        if self._passes.max() > 1:
+            self._check_steps_hold_no_sample_twice(epoch)
+        self._check_total(epoch)
+        if self._plan.header.get("phases"):
+            self._check_shares(epoch)
+
+    def _check_unreached(self, epoch: int) -> None:
+        """What a plan does not reach is of the newest pass, in which each sample is once."""
+        seen = np.zeros(self._plan.num_samples, np.bool_)
+        for part in self._plan.dropped():
+            mine = (part.reason == _UNREACHED) & (part.epoch == epoch) & (part.num_tokens == part.seqlen)
+            ids = part.sample_id[mine]
+            distinct, counts = np.unique(ids, return_counts=True)
+            again = seen[distinct] | (counts > 1)
+            if again.any():
+                raise InvariantError(
+                    f"epoch {epoch}: sample {distinct[np.argmax(again)]} is unreached twice, and only the "
+                    "newest pass may be cut short"
+                )
+            seen[ids] = True
+
+    def _check_steps_hold_no_sample_twice(self, epoch: int) -> None:
+        """A step holds a sample twice only if it takes more samples of the source than there are."""
+        available = self._available(epoch)
+        for table, steps, ids in self._samples_of_steps(epoch):
+            keys, counts = np.unique(np.stack([steps, ids]), axis=1, return_counts=True)
+            if counts.max(initial=1) == 1:
+                continue
+            of = source_of(ids, self._sources)
+            # (whole steps of the table, sources) samples
+            held = np.zeros((int(steps.max()) + 1, len(self._sources)), np.int64)
+            np.add.at(held, (steps, of), 1)
+            of_key = source_of(keys[1], self._sources)
+            wrong = (counts > 1) & (held[keys[0], of_key] <= available[of_key])
+            if wrong.any():
+                at = int(np.argmax(wrong))
+                times = counted(int(counts[at]), "time")
+                raise InvariantError(
+                    f"{place_of(epoch, table, int(keys[1, at]))}: in a step {times}, and its source has "
+                    f"{available[of_key[at]]} samples for the {held[keys[0, at], of_key[at]]} in it"
+                )
+
+    def _available(self, epoch: int) -> NDArray[np.int64]:
+        """Return (sources,) how many samples may be planned at all."""
+        available = np.array([source.num_samples for source in self._sources], np.int64)
+        for part in self._plan.dropped():
+            never = (part.epoch == -1) & (part.num_tokens == part.seqlen)
+            np.subtract.at(available, source_of(part.sample_id[never], self._sources), 1)
+        return available
+
+    def _samples_of_steps(
+        self, epoch: int
+    ) -> Iterator[tuple[MicroBatches, NDArray[np.int64], NDArray[np.int64]]]:
+        """Yield record batches with the samples that whole steps up to their ends hold, of repeated sources.
+
+        Yields:
+            The table; (P,) the steps, counted from the first; (P,) the samples.
+        """
+        opened = self._plan.epoch(epoch)
+        step_size = self._plan.dp_size * self._plan.grad_accum
+        begun = np.empty((2, 0), np.int64)  # steps and samples of the step that goes on in the next table
+        for table, pieces in pieces_of(opened):
+            is_copy = np.repeat(table.is_filler | table.is_repeat, np.diff(table.offsets))
+            steps = np.repeat(table.step, np.diff(table.offsets))[~is_copy]
+            ids = pieces.sample_ids.astype(np.int64)
+            wanted = (pieces.starts == 0) & (self._passes[source_of(ids, self._sources)] > 1)
+            held = np.concatenate([begun, np.stack([steps[wanted], ids[wanted]])], axis=1)
+            next_step = (table.first_row + len(table.step)) // step_size
+            is_whole = held[0] < next_step
+            begun = held[:, ~is_whole]
+            whole = held[:, is_whole]
+            if whole.shape[1]:
+                yield table, whole[0] - whole[0].min(), whole[1]
+
+    def _check_total(self, epoch: int) -> None:
+        """The plan ends with the step that reaches its total."""
+        opened = self._plan.epoch(epoch)
+        wanted = self._config.get("total_steps")
+        if wanted is not None and opened.num_steps != wanted:
+            raise InvariantError(
+                f"epoch {epoch}: it has {counted(opened.num_steps, 'step')}, total_steps={wanted}"
+            )
+        wanted = self._config.get("total_tokens")
+        if wanted is None:
+            return
+        tokens = sum(int(table.num_tokens.sum()) for table in opened.steps())
+        last = opened.step(opened.num_steps - 1).num_tokens if opened.num_steps else 0
+        if not tokens - last < wanted <= tokens:
+            raise InvariantError(
+                f"epoch {epoch}: its steps have {tokens} tokens, the last one {last}, and the plan is to end "
+                f"with the step that reaches total_tokens={wanted}"
+            )
+
+    def _check_shares(self, epoch: int) -> None:
+        """Each phase has its shares, to a hundredth of it or a step."""
+        phases = self._plan.header["phases"]
+        first_steps = np.array([phase["first_step"] for phase in phases])
+        if first_steps[0] != 0 or (np.diff(first_steps) <= 0).any():
+            raise InvariantError(f"phases begin at steps {first_steps.tolist()} in plan.json; the first is 0")
+        by_samples = self._config.get("mix_by") == "samples"
+        # (phases, sources)
+        held = np.zeros((len(phases), len(self._sources)), np.int64)
+        largest = np.zeros(len(phases), np.int64)
+        for table, pieces in pieces_of(self._plan.epoch(epoch)):
+            is_copy = np.repeat(table.is_filler | table.is_repeat, np.diff(table.offsets))
+            steps = np.repeat(table.step, np.diff(table.offsets))[~is_copy]
+            phase = np.searchsorted(first_steps, steps, side="right") - 1
+            weights = pieces.starts == 0 if by_samples else pieces.seqlens
+            np.add.at(held, (phase, source_of(pieces.sample_ids, self._sources)), weights)
+        for steps_table in self._plan.epoch(epoch).steps():
+            phase = np.searchsorted(first_steps, steps_table.step, side="right") - 1
+            np.maximum.at(largest, phase, steps_table.num_samples if by_samples else steps_table.num_tokens)
+        unit = "samples" if by_samples else "tokens"
+        for number, phase in enumerate(phases):
+            whole = int(held[number].sum())
+            allowed = max(SHARE_TOLERANCE * whole, int(largest[number]))
+            for source, found in zip(self._sources, held[number].tolist(), strict=True):
+                share = phase["shares"].get(source.name, 0.0)
+                if abs(found - share * whole) > allowed:
+                    raise InvariantError(
+                        f"epoch {epoch}, from step {phase['first_step']} on: {source.name} has {found} of "
+                        f"{whole} {unit}, its share is {share:g}"
+                    )
