@@ -299,9 +299,9 @@ def check_mixture(steps, by_step, dropped, header, counts):
                 held[sample] += start == 0
         for number, source in enumerate(sources):
             ids = range(source["first_id"], source["first_id"] + source["num_samples"])
-            mine = {sample: count for sample, count in held.items() if sample in ids}
-            if sum(mine.values()) <= len(set(ids) - gone):
-                assert max(mine.values(), default=0) <= 1, f"a sample of source {number} twice in step {at}"
+            if sum(held.values()) <= len(set(ids) - gone):  # a larger step may have to
+                twice = [sample for sample in ids if held[sample] > 1]
+                assert not twice, f"a sample of source {number} twice in step {at}"
     assert counts["sources"] == [{"num_samples": n, "num_tokens": t} for n, t in planned]
     tokens = [step["num_tokens"] for step in steps]
     assert config.get("total_steps") in (None, len(steps))
@@ -489,25 +489,27 @@ def design_effect(steps, first_steps=(0,)):
 
 def design_effect_of(steps, first_steps=(0,)):
     """Return the design effect of steps, lists of lengths and classes; each phase has a mix of its own."""
-    everyone = [piece for step in steps for piece in step]
-    whole, classes = sum(length for length, _ in everyone), {k for _, k in everyone}
-    if len(classes) < 2 or len(steps) < 2:
-        return None
-    found = expected = Fraction(0)
+    found, expected, spare, num_classes = Fraction(0), Fraction(0), 0, 0
     for first, end in zip(first_steps, [*first_steps[1:], len(steps)], strict=True):
-        pieces = [piece for step in steps[first:end] for piece in step]
-        for k in classes if pieces else ():
-            share = Fraction(sum(n for n, of in pieces if of == k), sum(n for n, _ in pieces))
-            for step in steps[first:end]:
+        mine = steps[first:end]
+        pieces = [piece for step in mine for piece in step]
+        whole, classes = sum(length for length, _ in pieces), {k for _, k in pieces}
+        spare += max(len(mine) - 1, 0)
+        num_classes = max(num_classes, len(classes))
+        spread = Fraction(0)
+        for k in classes:
+            share = Fraction(sum(n for n, of in pieces if of == k), whole)
+            for step in mine:
                 own = sum(n for n, _ in step)
                 if own:
                     inside = sum(n for n, of in step if of == k)
-                    found += own * (Fraction(inside, own) - share) ** 2 / whole
-            expected += sum(n * n * ((of == k) - share) ** 2 for n, of in pieces)
-    if not expected:
+                    found += own * (Fraction(inside, own) - share) ** 2
+            spread += sum(n * n * ((of == k) - share) ** 2 for n, of in pieces)
+        if whole:
+            expected += spread * len(mine) / whole  # W · mean(w² …) / (n · mean(w)²), n = N / T
+    if num_classes < 2 or spare < 1:
         return None
-    expected *= Fraction(len(steps), whole * whole)  # mean(w² …) / (n · mean(w)²), n = N / T
-    return float(found / expected * Fraction(len(steps), len(steps) - 1))
+    return float(found / expected * Fraction(len(steps), spare))
 
 
 def check_imbalance(by_step, config, counts):

@@ -49,13 +49,14 @@ def verify_source(
         ConfigError: neither plan nor metrics say what the length of a sample is, or sources have other names.
     """
     if not isinstance(source, Mapping):
-        only: list[SourceLike] = by_source(plan.sources, source, "data sets", "--source {name}=SOURCE")
         planned = plan.sources[0]
-        return _verify(plan, planned, only[0], _of(metrics, None), _of(tokenizer, None), num_samples, seed)
+        return _verify(
+            plan, planned, _only_of(plan, source), _of(metrics, None), _of(tokenizer, None), num_samples, seed
+        )
     planned_by_name = {str(planned.name): planned for planned in plan.sources if planned.name is not None}
     foreign: dict[str, SourceLike] = {name: source[name] for name in source if name not in planned_by_name}
     if foreign:
-        by_source(plan.sources, foreign, "data sets", "--source {name}=SOURCE")  # says which there are
+        _only_of(plan, foreign)  # which says what sources there are
     measured = 0
     for name, planned in planned_by_name.items():
         if name not in source:
@@ -67,6 +68,10 @@ def verify_source(
         except PackerError as error:
             raise type(error)(f"{name}: {error}") from error
     return measured
+
+
+def _only_of(plan: Plan, given: Any) -> Any:
+    return by_source(plan.sources, given, "data sets", "--source {name}=SOURCE")[0]
 
 
 def _of(value: Any, name: str | None) -> Any:

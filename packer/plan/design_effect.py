@@ -50,10 +50,11 @@ def design_effect(
     Args:
         epoch: whose rows are meant.
         step_size: E, the micro-batches of a step.
-        first_steps: (phases,) where the phases of a mix begin, each with a mix of its own; None: one.
+        first_steps: (phases,) where the phases of a mix begin: the steps of each are held against its own
+            mix, and both sums, what they differ and what random ones would, are over all; None: one phase.
 
     Returns:
-        None for lengths of one class, or fewer than two steps.
+        None where no phase has lengths of two classes, or each has one step.
     """
     lengths, counts = _histogram(epoch)
     classes = _classes(lengths.tolist(), counts.tolist())
@@ -76,32 +77,34 @@ def _over_classes(
     """Return the design effect over classes of pieces; see ``design_effect``."""
     first_steps = np.zeros(1, np.int64) if first_steps is None else first_steps
     squares = _Squares(len(first_steps), num_classes)
-    tokens = np.zeros((len(first_steps), num_classes), object)  # Python integers: 64 bits may not be enough
-    held = 0
+    # by phase, as Python integers: 64 bits may not be enough
+    tokens, held = np.zeros((len(first_steps), num_classes), object), [0] * len(first_steps)
+    num_steps = np.zeros(len(first_steps), np.int64)
     for first_step, of_steps in _tokens_by_class(
         epoch, step_size, classes_of, num_classes, squares, first_steps
     ):
-        held += _concentration(of_steps)
         phases = np.searchsorted(first_steps, first_step + np.arange(len(of_steps)), side="right") - 1
         for phase in np.unique(phases).tolist():
-            tokens[phase] += of_steps[phases == phase].sum(axis=0).astype(object)
-    if np.count_nonzero(tokens.sum(axis=0)) < 2 or epoch.num_steps < 2:
+            mine = of_steps[phases == phase]
+            held[phase] += _concentration(mine)
+            tokens[phase] += mine.sum(axis=0).astype(object)
+            num_steps[phase] += len(mine)
+    has_two = any(np.count_nonzero(of_phase) > 1 for of_phase in tokens)
+    spare_steps = int((num_steps - 1)[num_steps > 0].sum())
+    if not has_two or spare_steps < 1:
         return None
-    whole, num_steps = int(tokens.sum()), epoch.num_steps
-    mixed = expected = Fraction(0)  # Σ_h W_h Σ_k p²; Σ_i Σ_k w² (1[c = k] − p_k)²
-    for of_phase, squared in zip(tokens.tolist(), squares.as_integers(), strict=True):
-        total = sum(of_phase)
-        if not total:
+    found = expected = Fraction(0)
+    for phase, (of_phase, squared) in enumerate(zip(tokens.tolist(), squares.as_integers(), strict=True)):
+        whole = sum(of_phase)
+        if not whole:
             continue
-        evenness = Fraction(sum(part * part for part in of_phase), total * total)  # Σ p²
-        mixed += evenness * total
-        # Σ_i Σ_k w² (1[c = k] − p_k)² = Σ_i w² (1 + Σ p²) − 2 Σ_i w² p_c
-        crossed = Fraction(sum(part * square for part, square in zip(of_phase, squared, strict=True)), total)
-        expected += sum(squared) * (1 + evenness) - 2 * crossed
-    if not expected:  # each phase is of one class
-        return None
-    found = max(Fraction(held, 1 << _FRACTION_BITS) - mixed, Fraction(0)) / whole
-    return float(found / (expected * num_steps / (whole * whole)) * num_steps / (num_steps - 1))
+        evenness = Fraction(sum(part * part for part in of_phase), whole * whole)  # Σ p²
+        found += max(Fraction(held[phase], 1 << _FRACTION_BITS) - evenness * whole, Fraction(0))
+        # Σ_k Σ_i w² (1[c = k] − p_k)² = Σ_i w² (1 + Σ p²) − 2 Σ_i w² p_c
+        crossed = Fraction(sum(part * square for part, square in zip(of_phase, squared, strict=True)), whole)
+        spread = sum(squared) * (1 + evenness) - 2 * crossed
+        expected += spread * int(num_steps[phase]) / whole
+    return float(found / expected * int(num_steps.sum()) / spare_steps)
 
 
 class _Squares:

@@ -8,9 +8,8 @@ from numpy.typing import NDArray
 from packer.errors import InvariantError
 from packer.plan.epoch import DROP_REASONS
 from packer.plan.reader import Plan
-from packer.plan.rows import MicroBatches
 from packer.plan.sources import source_of
-from packer.plan.verify_samples import pieces_of, place_of
+from packer.plan.verify_samples import pieces_of
 from packer.wording import counted
 
 _UNREACHED = DROP_REASONS.index("unreached")
@@ -58,27 +57,21 @@ class SourceRules:
             seen[ids] = True
 
     def _check_steps_hold_no_sample_twice(self, epoch: int) -> None:
-        """A step holds a sample twice only if it takes more samples of the source than there are."""
-        available = self._available(epoch)
-        for table, steps, ids in self._samples_of_steps(epoch):
+        """A step holds a sample twice only if it takes more samples than there are in the source."""
+        available = self._available()
+        for first_step, steps, ids, in_step in self._samples_of_steps(epoch):
             keys, counts = np.unique(np.stack([steps, ids]), axis=1, return_counts=True)
-            if counts.max(initial=1) == 1:
-                continue
-            of = source_of(ids, self._sources)
-            # (whole steps of the table, sources) samples
-            held = np.zeros((int(steps.max()) + 1, len(self._sources)), np.int64)
-            np.add.at(held, (steps, of), 1)
-            of_key = source_of(keys[1], self._sources)
-            wrong = (counts > 1) & (held[keys[0], of_key] <= available[of_key])
+            room = available[source_of(keys[1], self._sources)]
+            wrong = (counts > 1) & (in_step[keys[0]] <= room)
             if wrong.any():
                 at = int(np.argmax(wrong))
-                times = counted(int(counts[at]), "time")
                 raise InvariantError(
-                    f"{place_of(epoch, table, int(keys[1, at]))}: in a step {times}, and its source has "
-                    f"{available[of_key[at]]} samples for the {held[keys[0, at], of_key[at]]} in it"
+                    f"epoch {epoch}, step {first_step + keys[0, at]}, sample {keys[1, at]}: it is in the step "
+                    f"{counted(int(counts[at]), 'time')}, which holds {in_step[keys[0, at]]} samples, and its "
+                    f"source has {room[at]}"
                 )
 
-    def _available(self, epoch: int) -> NDArray[np.int64]:
+    def _available(self) -> NDArray[np.int64]:
         """Return (sources,) how many samples may be planned at all."""
         available = np.array([source.num_samples for source in self._sources], np.int64)
         for part in self._plan.dropped():
@@ -88,27 +81,30 @@ class SourceRules:
 
     def _samples_of_steps(
         self, epoch: int
-    ) -> Iterator[tuple[MicroBatches, NDArray[np.int64], NDArray[np.int64]]]:
-        """Yield record batches with the samples that whole steps up to their ends hold, of repeated sources.
+    ) -> Iterator[tuple[int, NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]]:
+        """Yield the samples of some whole steps at a time, in order.
 
         Yields:
-            The table; (P,) the steps, counted from the first; (P,) the samples.
+            The first step; (P,) the steps, counted from it; (P,) the samples, of sources that are passed
+            through more than once; (steps,) how many each step has, of all sources.
         """
         opened = self._plan.epoch(epoch)
         step_size = self._plan.dp_size * self._plan.grad_accum
-        begun = np.empty((2, 0), np.int64)  # steps and samples of the step that goes on in the next table
+        first_step, begun = 0, np.empty((2, 0), np.int64)  # of the step that goes on in the next table
         for table, pieces in pieces_of(opened):
             is_copy = np.repeat(table.is_filler | table.is_repeat, np.diff(table.offsets))
             steps = np.repeat(table.step, np.diff(table.offsets))[~is_copy]
-            ids = pieces.sample_ids.astype(np.int64)
-            wanted = (pieces.starts == 0) & (self._passes[source_of(ids, self._sources)] > 1)
-            held = np.concatenate([begun, np.stack([steps[wanted], ids[wanted]])], axis=1)
+            is_first = pieces.starts == 0
+            mine = np.stack([steps[is_first], pieces.sample_ids[is_first].astype(np.int64)])
+            held = np.concatenate([begun, mine], axis=1)
             next_step = (table.first_row + len(table.step)) // step_size
-            is_whole = held[0] < next_step
-            begun = held[:, ~is_whole]
-            whole = held[:, is_whole]
-            if whole.shape[1]:
-                yield table, whole[0] - whole[0].min(), whole[1]
+            begun = held[:, held[0] >= next_step]
+            steps, ids = held[:, held[0] < next_step]
+            in_step = np.bincount(steps - first_step, minlength=next_step - first_step)
+            repeated = self._passes[source_of(ids, self._sources)] > 1
+            if repeated.any():
+                yield first_step, steps[repeated] - first_step, ids[repeated], in_step
+            first_step = next_step
 
     def _check_total(self, epoch: int) -> None:
         """The plan ends with the step that reaches its total."""
