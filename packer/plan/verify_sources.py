@@ -65,10 +65,10 @@ class SourceRules:
             wrong = (counts > 1) & (in_step[keys[0]] <= room)
             if wrong.any():
                 at = int(np.argmax(wrong))
+                times = counted(int(counts[at]), "time")
                 raise InvariantError(
-                    f"epoch {epoch}, step {first_step + keys[0, at]}, sample {keys[1, at]}: it is in the step "
-                    f"{counted(int(counts[at]), 'time')}, which holds {in_step[keys[0, at]]} samples, and its "
-                    f"source has {room[at]}"
+                    f"epoch {epoch}, step {first_step + keys[0, at]}, sample {keys[1, at]}: it is in there "
+                    f"{times}, the step holds {in_step[keys[0, at]]} samples, and its source has {room[at]}"
                 )
 
     def _available(self) -> NDArray[np.int64]:

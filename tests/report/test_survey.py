@@ -107,3 +107,12 @@ def test_sparklines():
     assert sparkline([0, 1, 2, 7]) == "▁▂▃█"
     assert sparkline([5.0, 5.0]) == "▄▄"
     assert len(sparkline([math.pi])) == 1
+
+
+def test_shares_of_the_sources_along_the_steps():
+    shares = survey(plans.mixed_plan()).source_shares
+    assert list(shares) == ["web", "code", "old"]
+    assert shares["web"].mean == [8 / 14, 8 / 17, 11 / 18, 2 / 11]
+    assert shares["code"].mean == pytest.approx([1 - share for share in shares["web"].mean])
+    assert shares["old"].high == [0.0] * 4
+    assert survey(plans.whole_plan()[0]).source_shares == {}
