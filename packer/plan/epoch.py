@@ -72,4 +72,4 @@ class DroppedSamples:
     """(K,) index into ``DROP_REASONS``."""
 
 
-DROP_REASONS = ("filtered", "empty", "too_long", "truncated", "remainder", "min_samples")
+DROP_REASONS = ("filtered", "empty", "too_long", "truncated", "remainder", "min_samples", "unreached")
