@@ -13,12 +13,21 @@ from packer.plan import Plan
 from packer.planner import PlanConfig, PlanProgress
 from packer.report import summarize, summary_lines
 
-from .inputs import parse_max_tokens, read_curriculum, read_sample_ids
+from .inputs import (
+    AMOUNT,
+    parse_max_tokens,
+    parse_metrics,
+    parse_mix,
+    parse_passes,
+    read_curriculum,
+    read_sample_ids,
+)
 from .options import GroupedCommand, grouped
 from .progress import ProgressDisplay, compact
 
 LIMITS = "What a micro-batch may hold"
 CHOICE = "Which samples, in which order"
+MIXTURE = "Several sources, and how much of them"
 STEPS = "Steps"
 SHAPES = "Shapes"
 RATE = "Learning rate"
@@ -28,7 +37,7 @@ FILE = click.Path(path_type=Path)
 
 
 @click.command(cls=GroupedCommand)
-@click.argument("metrics", type=click.Path(path_type=Path, readable=False), metavar="METRICS")
+@click.argument("metrics", nargs=-1, required=True, callback=parse_metrics, metavar="[NAME=]METRICS...")
 @grouped(OUTPUT, "--out", required=True, type=click.Path(path_type=Path), help="Plan directory to make.")
 @grouped(OUTPUT, "--overwrite", is_flag=True, help="Replace an existing plan.")
 @grouped(OUTPUT, "--json", "as_json", is_flag=True, help="Print the summary for machines.")
@@ -64,14 +73,14 @@ FILE = click.Path(path_type=Path)
 @grouped(
     LIMITS,
     "--max-attention",
-    type=int,
+    type=AMOUNT,
     metavar="N",
     help="Bound B·S² (packed: Σ len²) too, for attention that materialises the matrix.",
 )
 @grouped(
     LIMITS,
     "--max-seqlen",
-    type=int,
+    type=AMOUNT,
     metavar="N",
     help="A longer sample is too long.  [default: what fits alone, rounded]",
 )
@@ -108,8 +117,8 @@ FILE = click.Path(path_type=Path)
     metavar="K",
     help="Micro-batches, about, that are sorted together: more of them, less padding, less randomness.",
 )
-@grouped(CHOICE, "--filter-min", type=int, metavar="N", help="Leave out shorter samples.")
-@grouped(CHOICE, "--filter-max", type=int, metavar="N", help="Leave out longer samples.")
+@grouped(CHOICE, "--filter-min", type=AMOUNT, metavar="N", help="Leave out shorter samples.")
+@grouped(CHOICE, "--filter-max", type=AMOUNT, metavar="N", help="Leave out longer samples.")
 @grouped(
     CHOICE,
     "--sample-ids",
@@ -130,6 +139,46 @@ FILE = click.Path(path_type=Path)
     help="Admit samples by difficulty as the steps go on; DeepSpeed's keys (schedule_type and so on).",
 )
 @grouped(
+    MIXTURE,
+    "--mix",
+    multiple=True,
+    callback=parse_mix,
+    metavar="[@START:]NAME=SHARE,...",
+    help="What share each source has of the plan, in every stretch of it; shares sum to 1. Again with "
+    "@0.8: for other shares from that part of the total on.",
+)
+@grouped(
+    MIXTURE,
+    "--mix-by",
+    type=click.Choice(["tokens", "samples"]),
+    default="tokens",
+    help="What the shares count.",
+)
+@grouped(
+    MIXTURE,
+    "--repeat",
+    metavar="NAME=PASSES,...",
+    callback=parse_passes,
+    help="How often an epoch passes through a source. 2.5: every sample twice, a random half a third time.  "
+    "[default: once]",
+)
+@grouped(
+    MIXTURE,
+    "--total-tokens",
+    type=AMOUNT,
+    metavar="N",
+    help="End with the step that reaches N real tokens (20B, 1e9); sources are passed through as often as "
+    "it takes.",
+)
+@grouped(MIXTURE, "--total-steps", type=AMOUNT, metavar="N", help="Plan N steps, likewise.")
+@grouped(
+    MIXTURE,
+    "--max-passes",
+    metavar="N|NAME=N,...",
+    callback=parse_passes,
+    help="Refuse a plan that passes through a source more often.",
+)
+@grouped(
     STEPS, "--dp-size", type=int, default=1, metavar="D", help="Data-parallel ranks: world / (tp·cp·sp·pp)."
 )
 @grouped(
@@ -143,7 +192,7 @@ FILE = click.Path(path_type=Path)
 @grouped(
     STEPS,
     "--step-tokens",
-    type=int,
+    type=AMOUNT,
     metavar="N",
     help="Instead of --grad-accum: as many micro-batches a step as come nearest to N real tokens.",
 )
@@ -246,15 +295,19 @@ FILE = click.Path(path_type=Path)
     metavar="X",
     help="The factor never exceeds it.",
 )
-def plan(metrics: Path, out: Path, overwrite: bool, as_json: bool, pipeline: bool, **options: Any) -> None:
+def plan(
+    metrics: Path | dict[str, Path], out: Path, overwrite: bool, as_json: bool, pipeline: bool, **options: Any
+) -> None:
     """Pack the samples into micro-batches and steps.
 
-    METRICS is the directory that `packer analyze` made, or DeepSpeed's DataAnalyzer. The plan says which
-    samples every rank sees in every micro-batch of every step; training replays it.
+    METRICS is the directory that `packer analyze` made, or DeepSpeed's DataAnalyzer; with a name each, there
+    may be several. The plan says which samples every rank sees in every micro-batch of every step; training
+    replays it.
 
     \b
     packer plan metrics --out plan --max-tokens 16384 --dp-size 8
     packer plan metrics --out plan --max-tokens 32768 --dp-size 8 --layout packed --balance flops
+    packer plan web=m-web code=m-code --mix web=0.7,code=0.3 --total-tokens 20B --out plan --max-tokens 32768
     """  # noqa: D301 (the escape is click's)
     if pipeline:
         # packed rows agree in shape once they agree in T
@@ -278,9 +331,13 @@ def _show(display: ProgressDisplay, progress: PlanProgress) -> None:
     )
 
 
-def _for_people(made: Plan, metrics: Path, out: Path, seconds: float) -> str:
+def _for_people(made: Plan, metrics: Path | dict[str, Path], out: Path, seconds: float) -> str:
     summary = summarize(made)
-    where, source = shlex.quote(str(out)), shlex.quote(str(metrics))
+    where = shlex.quote(str(out))
+    named = (
+        [f"{name}={path}" for name, path in metrics.items()] if isinstance(metrics, dict) else [str(metrics)]
+    )
+    verified = " ".join(f"--metrics {shlex.quote(metric)}" for metric in named)
     done = (
         f"{summary.planned_tokens:,} tokens planned in {seconds:.1f} s, {summary.num_bytes:,} bytes written"
     )
@@ -288,7 +345,7 @@ def _for_people(made: Plan, metrics: Path, out: Path, seconds: float) -> str:
         [
             f"{out}: {done}",
             *summary_lines(summary),
-            f"Next: packer verify {where} --metrics {source}",
+            f"Next: packer verify {where} {verified}",
         ]
     )
 

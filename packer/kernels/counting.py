@@ -38,6 +38,18 @@ def gather_segments(values, starts, offsets, first, last, out):
 
 
 @jit
+def mean_pieces(pieces, starts, sizes, width, first, last, means):
+    """Write the mean of the pieces of units [first, last), each of ``width`` micro-batches, rounded down."""
+    for unit in range(first, last):
+        total, count = 0, 0
+        for microbatch in range(unit * width, (unit + 1) * width):
+            for position in range(starts[microbatch], starts[microbatch] + sizes[microbatch]):
+                total += pieces[at(position)]
+                count += 1
+        means[unit] = total // max(count, 1)
+
+
+@jit
 def split_entries(entries, first, last, samples, lengths):
     """Split entries [first, last), length << 32 | sample, into the two."""
     for place in range(first, last):

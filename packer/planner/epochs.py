@@ -1,7 +1,9 @@
 """Epoch by epoch: pack, compose steps, and give every row its shape and every step its factor."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from math import ceil
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,14 +12,18 @@ from packer.errors import ConfigError
 from packer.kernels.limits import Limits
 from packer.options.config import MAX_SEQLEN, PlanConfig
 from packer.plan.epoch import PlannedEpoch
-from packer.planner.choose.pieces import Pieces
+from packer.plan.sources import PlanSource, source_of
+from packer.planner.choose.pieces import Pieces, joined
+from packer.planner.choose.selection import reason
 from packer.planner.compose.composition import Composition, compose
-from packer.planner.compose.mix import Mix
+from packer.planner.compose.mixture import Mixture
 from packer.planner.order.orders import Purpose, histogram, key_for
+from packer.planner.order.stream import Draw, Mixer, mixer_of
 from packer.planner.packing.curriculum import pack_by_admission
 from packer.planner.packing.lower_bound import lower_bound
-from packer.planner.packing.microbatches import IntArray, MicroBatches
+from packer.planner.packing.microbatches import IntArray, MicroBatches, positions_of
 from packer.planner.packing.pack import limits_of, pack
+from packer.planner.packing.total import pack_to_total
 from packer.planner.progress import Pace, Phase
 from packer.planner.rate import lr_scales, mean_size
 from packer.planner.shape import choose_shapes, pad_to
@@ -37,10 +43,23 @@ class Shared:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Planned:
+    """The epochs of a plan, and what all of them share."""
+
+    lr_base: float | None
+    sources: list[PlanSource]
+    """With how often an epoch passes through each."""
+    phases: list[dict[str, Any]] | None
+    epochs: Iterator[PlannedEpoch]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class EpochPlanner:
     """Plans the epochs of one configuration over one set of pieces."""
 
     pieces: Pieces
+    """What was chosen of all sources."""
+    sources: Sequence[PlanSource]
     config: PlanConfig
     loss_tokens: IntArray | None = None
     """(N,) of every sample of the source; None for all tokens but each sample's first."""
@@ -49,8 +68,8 @@ class EpochPlanner:
     pace: Pace
     """Told what is being done."""
 
-    def plan_epochs(self) -> tuple[float | None, Iterator[PlannedEpoch]]:
-        """Return the base of the learning-rate factor, and the epochs, one at a time in memory.
+    def plan_epochs(self) -> "Planned":
+        """Return the epochs, one at a time in memory, and what all of them share.
 
         Raises:
             EmptyPlanError: an epoch has no full step.
@@ -65,24 +84,59 @@ class EpochPlanner:
                 "--lr-by loss-tokens needs the loss tokens of cut samples, which no metric tells; choose "
                 "--lr-by tokens, or --too-long drop"
             )
-        limits, mix = limits_of(self.config, self.pieces.seqlens), Mix.of(self.pieces.seqlens)
+        limits = limits_of(self.config, self.pieces.seqlens)
+        mixer = mixer_of(self.pieces, self.sources, self.config)
+        fixed = None if mixer else self._fixed()
         # Base and shapes come before the first row: epochs are held until then, or, if large, planned twice.
         waits = self._needs_base or self._needs_shapes
         held: list[Composition] | None = None
         if self.config.epochs == 1 or (waits and self.config.epochs * len(self.pieces) <= _HELD_PIECES):
-            held = list(self._compositions(limits, mix))
+            held = list(self._compositions(limits, mixer, fixed))
         elif waits:
             self.pace.survey_first()
-        shared = self._shared(self._compositions(limits, mix) if held is None else held)
+        shared = self._shared(self._compositions(limits, mixer, fixed) if held is None else held)
 
         def planned() -> Iterator[PlannedEpoch]:
-            epochs = self._compositions(limits, mix) if held is None else _taken_out(held)
+            epochs = self._compositions(limits, mixer, fixed) if held is None else _taken_out(held)
             for epoch, steps in enumerate(epochs):
                 self.pace.begin(Phase.WRITE, epoch)
                 yield self._finish(steps, limits, shared)
             self.pace.begin(Phase.FLUSH)
 
-        return shared.lr_base, planned()
+        sources, phases = self._accounts(mixer, held)
+        return Planned(lr_base=shared.lr_base, sources=sources, phases=phases, epochs=planned())
+
+    def _fixed(self) -> tuple[Draw, Mixture]:
+        """Return what every epoch is packed from, where each passes once through all that was chosen."""
+        sources = None
+        if len(self.sources) > 1:
+            ids = np.arange(len(self.pieces)) if self.pieces.ids is None else self.pieces.ids
+            sources = source_of(ids, self.sources).astype(np.uint16)
+        drawn = Draw(pieces=self.pieces, sources=sources)
+        return drawn, Mixture.of(drawn, len(self.sources))
+
+    def _accounts(
+        self, mixer: Mixer | None, held: list[Composition] | None
+    ) -> tuple[list[PlanSource], list[dict[str, Any]] | None]:
+        """Return the sources with how often an epoch passes through each, and the phases."""
+        if mixer is None:
+            return list(self.sources), None
+        if not self.config.has_total:
+            passes = mixer.repeats()
+        else:
+            assert held is not None  # a total is of one epoch
+            passes = mixer.passes_used(held[0].drawn, held[0].num_reached)
+        sources = [
+            replace(source, passes=float(times), num_passes=ceil(times))
+            for source, times in zip(self.sources, passes, strict=True)
+        ]
+        if self.config.phases is None or held is None:
+            return sources, None
+        phases = [
+            {"first_step": int(first), "shares": dict(phase.shares)}
+            for first, phase in zip(held[0].phases, self.config.phases, strict=False)
+        ]
+        return sources, phases
 
     @property
     def _needs_base(self) -> bool:
@@ -92,18 +146,55 @@ class EpochPlanner:
     def _needs_shapes(self) -> bool:
         return self.config.num_shapes is not None and self.config.layout == "packed"
 
-    def _compositions(self, limits: Limits, mix: Mix) -> Iterator[Composition]:
+    def _compositions(
+        self, limits: Limits, mixer: Mixer | None, fixed: tuple[Draw, Mixture] | None
+    ) -> Iterator[Composition]:
         num_steps = 0
         for epoch in range(self.config.epochs):
-            composed = self._compose(epoch, limits, mix, num_steps)
+            composed = self._compose(epoch, limits, mixer, fixed, num_steps)
             num_steps += len(composed.num_samples)
             yield composed
 
-    def _compose(self, epoch: int, limits: Limits, mix: Mix, first_step: int) -> Composition:
-        # handed over without a name, so that they can go while they are composed
-        return compose(
-            self._pack(epoch, limits, first_step), self.pieces, mix, self.config, epoch, self.loss_tokens
-        )
+    def _compose(
+        self,
+        epoch: int,
+        limits: Limits,
+        mixer: Mixer | None,
+        fixed: tuple[Draw, Mixture] | None,
+        first_step: int,
+    ) -> Composition:
+        if mixer is None:
+            assert fixed is not None
+            # handed over without a name, so that they can go while they are composed
+            return compose(
+                self._pack(epoch, limits, first_step), *fixed, self.config, epoch, self.loss_tokens
+            )
+        drawn, microbatches = self._pack_stream(epoch, limits, mixer)
+        mixture = Mixture.of(drawn, len(self.sources), mixer.fractions())
+        composed = compose(microbatches, drawn, mixture, self.config, epoch, self.loss_tokens)
+        unreached = mixer.newest_unused(drawn, composed.num_reached)
+        if not len(unreached):
+            return composed
+        codes = np.full(len(unreached), reason("unreached"), np.uint8)
+        return replace(composed, dropped=joined([composed.dropped, self.pieces.drop(unreached, codes)]))
+
+    def _pack_stream(self, epoch: int, limits: Limits, mixer: Mixer) -> tuple[Draw, MicroBatches]:
+        """Draw the stream of an epoch, and pack it."""
+        config = self.config
+        self.pace.begin(Phase.PACK, epoch)
+        if config.has_total:
+            drawn, microbatches = pack_to_total(mixer, limits, config)
+        else:
+            drawn = mixer.stream(epoch)
+            pieces, key = drawn.pieces, key_for(config.seed, epoch, Purpose.SAMPLES)
+            microbatches = pack(pieces.lengths, pieces.owners, limits, config, key, is_ordered=True)
+        self.pace.begin(Phase.LAY_OUT, epoch)
+        if not limits.packed:
+            return drawn, microbatches
+        in_rows = microbatches.seqlens[positions_of(microbatches)]
+        bound = lower_bound(*histogram(in_rows), limits)
+        figures = {"lower_bound": bound, "num_packed": len(microbatches)}
+        return drawn, replace(microbatches, figures=microbatches.figures | figures)
 
     def _pack(self, epoch: int, limits: Limits, first_step: int) -> MicroBatches:
         pieces, config = self.pieces, self.config
@@ -160,7 +251,7 @@ class EpochPlanner:
         """Give an epoch its shapes and factors."""
         if shared.shapes is not None:
             limits = limits._replace(shapes=shared.shapes)
-        pieces = self.pieces
+        pieces = composed.drawn.pieces
         return PlannedEpoch(
             sample_ids=pieces.sample_ids(composed.pieces),
             seqlens=composed.seqlens,
@@ -180,7 +271,7 @@ class EpochPlanner:
             padded_seqlens_by_metric={
                 metric: self._shape(rows, limits) for metric, rows in composed.unpadded_by_metric.items()
             },
-            design_effect={"seqlen": composed.design_effect, "source": None},
+            design_effect=composed.design_effect,
             figures=composed.figures,
         )
 

@@ -8,31 +8,26 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from packer.curriculum import parse_curriculum
-from packer.errors import ConfigError, MetricsError
-from packer.metrics import Metrics, open_metrics
+from packer.errors import ConfigError
 from packer.options.config import PlanConfig
 from packer.plan import schema
 from packer.plan.facts import PlanFacts
 from packer.plan.reader import Plan
-from packer.plan.sources import PlanSource
 from packer.plan.writer import plan_in_memory, write_plan
 from packer.planner.choose.pieces import Pieces, choose_pieces
 from packer.planner.epochs import EpochPlanner
+from packer.planner.measured import SEQLEN, OneSource, read_measured
 from packer.planner.progress import Listener, Pace
 from packer.planner.step_tokens import resolve_step_tokens
 from packer.publish import check_target
 
-SEQLEN = "seqlen"
-LOSS_TOKENS = "loss_tokens"
-_MAX_TOKENS = 2**62
-
 
 def make_plan(
-    seqlens: ArrayLike | Metrics | str | os.PathLike[str],
+    seqlens: OneSource | Mapping[str, OneSource],
     config: PlanConfig,
     *,
-    loss_tokens: ArrayLike | None = None,
-    metrics: Mapping[str, ArrayLike] | None = None,
+    loss_tokens: ArrayLike | Mapping[str, ArrayLike] | None = None,
+    metrics: Mapping[str, ArrayLike] | Mapping[str, Mapping[str, ArrayLike]] | None = None,
     out: str | os.PathLike[str] | None = None,
     overwrite: bool = False,
     progress: Listener | None = None,
@@ -42,10 +37,13 @@ def make_plan(
     Args:
         seqlens: (N,) tokens of every sample, integers; a memory map is read in place. Or a metrics
             directory, by path or as ``open_metrics`` gave it: it brings the loss tokens and further metrics,
-            and the plan names it, so that the loader can tell another data set from the one measured.
+            and the plan names it, so that the loader can tell another data set from the one measured. Or, of
+            several sources, one of these by the name of each; sample ids then count through them in order.
         config: the options.
         loss_tokens: (N,) tokens of every sample that the loss counts. Default: all but each sample's first.
-        metrics: further metrics by name, (N,) each, for budgets or a curriculum on them.
+            Of several sources, such arrays by their names; where one has none, the default.
+        metrics: further metrics by name, (N,) each, for budgets or a curriculum on them. Of several sources,
+            such arrays by their names.
         out: the directory to publish. Default: the plan stays in memory, ``Plan.save`` writes it.
         overwrite: replace a plan that is there.
         progress: told, phase by phase and while rows are written, how far planning is.
@@ -62,60 +60,36 @@ def make_plan(
     _refuse_other_config(config)
     if out is not None:
         check_target(out, marker=schema.HEADER_FILE, overwrite=overwrite)
-    measured = None
-    if isinstance(seqlens, str | os.PathLike):
-        seqlens = open_metrics(seqlens)
-    if isinstance(seqlens, Metrics):
-        measured = seqlens
-        # Several budgets may go without a metric named seqlen: then the first of them leads.
-        seqlens = measured.metric(SEQLEN if SEQLEN in measured.names else next(iter(config.budgets)))
-        metrics = {name: measured.metric(name) for name in measured.names} | dict(metrics or {})
-        if loss_tokens is None:
-            loss_tokens = metrics.get(LOSS_TOKENS)
-    lengths = _integers(SEQLEN, seqlens, None)
-    known = {
-        name: _integers(name, values, len(lengths))
-        for name, values in (metrics or {}).items()
-        if name != SEQLEN
-    }
-    loss = None if loss_tokens is None else _integers(LOSS_TOKENS, loss_tokens, len(lengths))
-    _total(lengths)
-    for name in sorted(config.further_metrics - set(known)):
-        option = "--max-tokens" if name in config.budgets else "--curriculum"
-        have = ", ".join([SEQLEN, *known])
-        raise ConfigError(f"{option} names metric {name!r}, and measured is only {have}; analyze it as well")
+    measured = read_measured(seqlens, config, loss_tokens=loss_tokens, metrics=metrics)
+    lengths, loss = measured.seqlens, measured.loss_tokens
+    known = {name: values for name, values in measured.metrics.items() if name != SEQLEN}
     pace = Pace(progress, num_samples=len(lengths), num_epochs=config.epochs)
-    if measured:
+    if measured.directories:
         pace.advance(0.0)
-        measured.check_files()
+        for directory in measured.directories:
+            directory.check_files()
     pieces, dropped, limit = choose_pieces(lengths, config, known, loss)
-    config = resolve_step_tokens(config, pieces)
+    config = resolve_step_tokens(config, pieces, measured.sources)
     planner = EpochPlanner(
         pieces=pieces,
+        sources=measured.sources,
         config=config,
         loss_tokens=loss,
         admissions=_admissions(pieces, config, known),
         pace=pace,
     )
-    lr_base, epochs = planner.plan_epochs()
+    planned = planner.plan_epochs()
     facts = PlanFacts(
         config=config.to_json(),
-        sources=[
-            PlanSource(
-                num_samples=len(lengths),
-                num_tokens=_total(lengths),
-                fingerprint=measured.fingerprint if measured else None,
-                definition=measured.definition if measured else None,
-                files=measured.sources if measured else None,
-            )
-        ],
+        sources=planned.sources,
+        phases=planned.phases,
         max_seqlen=limit,
-        lr_base=lr_base,
+        lr_base=planned.lr_base,
         loss_tokens=_loss_definition(loss is not None, pieces.starts is not None),
     )
     if out is None:
-        return plan_in_memory(facts, epochs, dropped=dropped, progress=pace.advance)
-    return write_plan(out, facts, epochs, dropped=dropped, overwrite=overwrite, progress=pace.advance)
+        return plan_in_memory(facts, planned.epochs, dropped=dropped, progress=pace.advance)
+    return write_plan(out, facts, planned.epochs, dropped=dropped, overwrite=overwrite, progress=pace.advance)
 
 
 def _refuse_other_config(config: object) -> None:
@@ -138,46 +112,6 @@ def _admissions(
             values = known if pieces.ids is None else known[pieces.ids]
         admissions = np.maximum(admissions, schedule.admissions(values))
     return admissions
-
-
-def _integers(name: str, values: ArrayLike, num_samples: int | None) -> NDArray[Any]:
-    """Return ``values`` as one integer a sample, memory maps as they are."""
-    try:
-        array = np.asarray(values)
-    except ValueError:  # lists of several lengths
-        raise MetricsError(
-            f"{name} must be one integer a sample, not a list of each; give the lengths of the lists"
-        ) from None
-    if array.size == 0 and array.ndim == 1:
-        array = array.astype(np.int64)
-    if array.ndim != 1 or array.dtype.kind not in "iu":
-        raise MetricsError(f"{name} must be one integer a sample, not {array.dtype} of shape {array.shape}")
-    if num_samples is not None and len(array) != num_samples:
-        raise MetricsError(f"{name} has {len(array)} values for {num_samples} samples; analyze both together")
-    if array.dtype.itemsize == 8 and array.dtype.kind == "u" and len(array) and int(array.max()) >= 2**63:
-        raise MetricsError(
-            f"{name} of sample {int(np.argmax(array))} is {int(array.max())}, over 2^63 − 1; analyze the "
-            "data again"
-        )
-    # DeepSpeed stores lengths in the smallest type that holds them: one that the limits need not fit.
-    return array.astype(np.int32) if array.dtype.itemsize < 4 else array
-
-
-def _total(lengths: NDArray[Any]) -> int:
-    """Return the tokens of all samples, which must be countable in 62 bits."""
-    if not len(lengths):
-        return 0
-    if int(lengths.max()) * len(lengths) >= _MAX_TOKENS:
-        # halves that cannot overflow
-        total = (int((lengths >> 31).sum(dtype=np.int64)) << 31) + int(
-            (lengths & (2**31 - 1)).sum(dtype=np.int64)
-        )
-        if total >= _MAX_TOKENS:
-            raise MetricsError(
-                f"the lengths sum up to {total}, over 2^62; sample {int(np.argmax(lengths))} has "
-                f"{int(lengths.max())}: is this a column of lengths?"
-            )
-    return int(lengths.sum(dtype=np.int64))
 
 
 def _loss_definition(has_labels: bool, is_cut: bool) -> str | None:

@@ -1,16 +1,20 @@
 """``step_tokens``: how many micro-batches come nearest to so many tokens a step."""
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from packer.errors import ConfigError, EmptyPlanError
 from packer.options.config import MAX_SEQLEN, PlanConfig
+from packer.plan.sources import PlanSource
 from packer.planner.choose.pieces import Pieces
 from packer.planner.order.orders import Purpose, key_for
+from packer.planner.order.stream import mixer_of
 from packer.planner.packing.microbatches import positions_of
 from packer.planner.packing.pack import limits_of, pack
 
 
-def resolve_step_tokens(config: PlanConfig, pieces: Pieces) -> PlanConfig:
+def resolve_step_tokens(config: PlanConfig, pieces: Pieces, sources: Sequence[PlanSource]) -> PlanConfig:
     """Return the configuration with ``grad_accum``, found from the mean micro-batch of the first epoch.
 
     The samples are packed with one micro-batch a rank. A is the multiple of ``accum_multiple`` nearest to
@@ -22,8 +26,12 @@ def resolve_step_tokens(config: PlanConfig, pieces: Pieces) -> PlanConfig:
     """
     if config.step_tokens is None:
         return config
-    key = key_for(config.seed, 0, Purpose.SAMPLES)
-    packed = pack(pieces.lengths, pieces.owners, limits_of(config, pieces.seqlens), config, key)
+    limits, key = limits_of(config, pieces.seqlens), key_for(config.seed, 0, Purpose.SAMPLES)
+    mixer = mixer_of(pieces, sources, config)
+    if mixer is not None:
+        tokens = config.total_tokens or (config.total_steps or 0) * config.step_tokens
+        pieces = (mixer.stream_to(tokens, 0) if config.has_total else mixer.stream(0)).pieces
+    packed = pack(pieces.lengths, pieces.owners, limits, config, key, is_ordered=mixer is not None)
     if not len(packed):
         raise EmptyPlanError(
             f"no micro-batch can be made of --min-samples {config.min_samples} samples; lower --min-samples "

@@ -1,6 +1,6 @@
 """Pieces: what is planned of the samples that were selected, those that are too long cut."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -191,6 +191,20 @@ def _lost(seqlens: IntArray, samples: IntArray, fate: NDArray[np.uint8] | None) 
     tokens = seqlens[samples].astype(np.int64)
     reasons = np.empty(0, np.uint8) if fate is None else fate[samples]
     return DroppedSamples(sample_ids=samples, seqlens=tokens, num_tokens=tokens, reasons=reasons)
+
+
+def joined(parts: Sequence[DroppedSamples]) -> DroppedSamples:
+    """Return drops of several kinds as one, in the order of their samples."""
+    if len(parts) == 1:
+        return parts[0]
+    samples = np.concatenate([part.sample_ids for part in parts])
+    order = np.argsort(samples, kind="stable")
+    return DroppedSamples(
+        sample_ids=samples[order],
+        seqlens=np.concatenate([part.seqlens for part in parts])[order],
+        num_tokens=np.concatenate([part.num_tokens for part in parts])[order],
+        reasons=np.concatenate([part.reasons for part in parts])[order],
+    )
 
 
 def _join(lost: DroppedSamples, ids: IntArray, seqlens: NDArray[np.int64], limit: int) -> DroppedSamples:

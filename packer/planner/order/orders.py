@@ -27,6 +27,7 @@ class Purpose(IntEnum):
     POOL = 7
     SUBSTREAM = 8
     DEALING = 9
+    STREAMS = 10
 
 
 def key_for(seed: int, epoch: int, purpose: Purpose) -> np.uint64:
@@ -87,6 +88,14 @@ def shuffled_entries(lengths: IntArray, key: np.uint64) -> NDArray[np.int64]:
     )
     _shuffle_segments(out, offsets, key)
     return out
+
+
+def entries_in_order(lengths: IntArray) -> NDArray[np.int64]:
+    """Return every sample's ``length << 32 | index``, as they stand."""
+    entries = lengths.astype(np.int64)
+    entries <<= 32
+    entries |= np.arange(len(lengths), dtype=np.uint32)
+    return entries
 
 
 def take(values: IntArray, order: IntArray) -> IntArray:

@@ -4,6 +4,9 @@ The decision is taken on the histogram of lengths. Samples of each length are sh
 patterns it decides, and the packs come in random order. See ``packer.kernels.best_fit``.
 """
 
+from dataclasses import replace
+from itertools import pairwise
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -12,7 +15,22 @@ from packer.kernels.bitmap import bitmap_levels
 from packer.kernels.limits import UNLIMITED, Limits
 from packer.planner.order.orders import by_length, id_dtype, permutation, shuffle_within, subkey, take
 from packer.planner.order.threads import chunk_edges, run_chunks
-from packer.planner.packing.microbatches import IntArray, MicroBatches
+from packer.planner.packing.microbatches import IntArray, MicroBatches, concatenate
+
+_STRETCH = 1 << 17
+"""Samples of an order that are packed together where it is to be kept, about."""
+
+
+def best_fit_in_order(lengths: IntArray, limits: Limits, *, key: np.uint64) -> MicroBatches:
+    """Pack samples by best-fit-decreasing, stretch by stretch of their order, which is random already."""
+    num_samples = lengths.shape[1]
+    stretches = max(1, num_samples // _STRETCH)
+    edges = np.arange(stretches + 1, dtype=np.int64) * num_samples // stretches
+    parts = []
+    for number, (start, stop) in enumerate(pairwise(edges.tolist())):
+        part = best_fit(np.ascontiguousarray(lengths[:, start:stop]), limits, key=subkey(key, number))
+        parts.append(replace(part, pieces=(part.pieces + np.int64(start)).astype(id_dtype(num_samples))))
+    return concatenate(parts)
 
 
 def best_fit(lengths: IntArray, limits: Limits, *, key: np.uint64) -> MicroBatches:

@@ -12,6 +12,7 @@ from packer.kernels import mixed as kernels
 from packer.kernels.bitmap import bitmap_levels
 from packer.kernels.limits import Limits
 from packer.planner.order.orders import (
+    entries_in_order,
     histogram,
     permutation,
     shuffled_entries,
@@ -29,7 +30,9 @@ _BLOCK = 1 << 17
 _MANY_CLASSES = 1 << 18
 
 
-def mixed(lengths: IntArray, owners: IntArray | None, limits: Limits, *, key: np.uint64) -> MicroBatches:
+def mixed(
+    lengths: IntArray, owners: IntArray | None, limits: Limits, *, key: np.uint64, is_ordered: bool = False
+) -> MicroBatches:
     """Pack samples in random order, every gap filled with the longest samples that fit.
 
     Args:
@@ -37,8 +40,9 @@ def mixed(lengths: IntArray, owners: IntArray | None, limits: Limits, *, key: np
         owners: (n,) the sample of each piece; None where no sample is cut.
         limits: bounds of a row.
         key: of the random choices.
+        is_ordered: the samples are to be used in their order, which is random already.
     """
-    entries = shuffled_entries(lengths[0], subkey(key, 0))
+    entries = entries_in_order(lengths[0]) if is_ordered else shuffled_entries(lengths[0], subkey(key, 0))
     longest = int(lengths.max())
     # a class for every length up to the longest, or for those that there are
     classes = np.empty(0, np.int64)

@@ -9,9 +9,15 @@ from packer.options.config import PlanConfig
 from packer.planner.choose.limits import limits_for
 from packer.planner.order.orders import histogram, permutation, subkey
 from packer.planner.packing.apart import keep_apart
-from packer.planner.packing.best_fit import best_fit
+from packer.planner.packing.best_fit import best_fit, best_fit_in_order
 from packer.planner.packing.company import with_company
-from packer.planner.packing.microbatches import IntArray, MicroBatches, concatenate, reindex
+from packer.planner.packing.microbatches import (
+    IntArray,
+    MicroBatches,
+    concatenate,
+    in_order_of_pieces,
+    reindex,
+)
 from packer.planner.packing.mixed import mixed
 from packer.planner.packing.next_fit import next_fit
 from packer.planner.packing.pairs import windowed_pairs
@@ -36,7 +42,13 @@ def limits_of(config: PlanConfig, seqlens: IntArray) -> Limits:
 
 
 def pack(
-    lengths: IntArray, owners: IntArray | None, limits: Limits, config: PlanConfig, key: np.uint64
+    lengths: IntArray,
+    owners: IntArray | None,
+    limits: Limits,
+    config: PlanConfig,
+    key: np.uint64,
+    *,
+    is_ordered: bool = False,
 ) -> MicroBatches:
     """Pack samples into micro-batches, in the order in which these are to run.
 
@@ -46,18 +58,38 @@ def pack(
         limits: bounds of a micro-batch.
         config: the options.
         key: of all random choices.
+        is_ordered: the samples stand in the order in which they are to be used, but for their neighbourhood;
+            it is random already.
     """
+    packs = _packed(lengths, owners, limits, config, key, is_ordered)
+    return in_order_of_pieces(packs, group_width(config)) if is_ordered else packs
+
+
+def _packed(
+    lengths: IntArray,
+    owners: IntArray | None,
+    limits: Limits,
+    config: PlanConfig,
+    key: np.uint64,
+    is_ordered: bool,
+) -> MicroBatches:
     width = group_width(config)
     if config.packing == "next-fit":
-        return _in_given_order(lengths, owners, limits, config, key)
+        return _in_given_order(lengths, owners, limits, config, key, is_ordered)
     if len(lengths) > 1:
         return windowed_pairs(
-            lengths, limits, window=config.window, width=width, same_seqlen=config.same_seqlen, key=key
+            lengths,
+            limits,
+            window=config.window,
+            width=width,
+            same_seqlen=config.same_seqlen,
+            key=key,
+            is_ordered=is_ordered,
         )
     if config.packing == "mixed":
-        packs = mixed(lengths, owners, limits, key=key)
+        packs = mixed(lengths, owners, limits, key=key, is_ordered=is_ordered)
     elif config.packing == "best-fit":
-        packs = best_fit(lengths, limits, key=key)
+        packs = (best_fit_in_order if is_ordered else best_fit)(lengths, limits, key=key)
     else:
         packs = windowed(
             lengths,
@@ -67,12 +99,20 @@ def pack(
             width=width,
             same_seqlen=config.same_seqlen,
             key=key,
+            is_ordered=is_ordered,
         )
-    return _amend(packs, config.packing, lengths, owners, limits, key) if limits.packed else packs
+    if limits.packed:
+        return _amend(packs, config.packing, lengths, owners, limits, key, is_ordered)
+    return packs
 
 
 def _in_given_order(
-    lengths: IntArray, owners: IntArray | None, limits: Limits, config: PlanConfig, key: np.uint64
+    lengths: IntArray,
+    owners: IntArray | None,
+    limits: Limits,
+    config: PlanConfig,
+    key: np.uint64,
+    is_ordered: bool,
 ) -> MicroBatches:
     """Pack samples in their order; by length, what fills no step is not the longest, epoch after epoch."""
 
@@ -82,7 +122,7 @@ def _in_given_order(
             chosen,
             owners if owners is None or part is None else owners[part],
             limits,
-            order=config.order,
+            order="sequential" if is_ordered else config.order,
             width=group_width(config),
             same_seqlen=config.same_seqlen,
             key=key,
@@ -116,10 +156,11 @@ def _amend(
     owners: IntArray | None,
     limits: Limits,
     key: np.uint64,
+    is_ordered: bool,
 ) -> MicroBatches:
     """See to what a packing does not look at: who is in a row, and how many at least."""
     if owners is not None and packing != "mixed":
         packs = keep_apart(packs, owners, limits._replace(min_samples=1), subkey(key, 2))
         order = permutation(len(packs), subkey(key, 3))
         packs = replace(packs, starts=packs.starts[order], sizes=packs.sizes[order])
-    return with_company(packs, lengths, owners, limits, key=subkey(key, 4))
+    return with_company(packs, lengths, owners, limits, key=subkey(key, 4), is_ordered=is_ordered)

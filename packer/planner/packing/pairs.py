@@ -5,7 +5,7 @@ from numpy.typing import NDArray
 
 from packer.kernels import pairs as kernels
 from packer.kernels.limits import Limits
-from packer.planner.order.orders import permutation, subkey
+from packer.planner.order.orders import id_dtype, permutation, subkey
 from packer.planner.order.threads import chunk_edges, run_chunks
 from packer.planner.packing.microbatches import IntArray, MicroBatches
 from packer.planner.packing.windowed import finish_windows, window_edges
@@ -16,7 +16,14 @@ _SUM_BITS = 40
 
 
 def windowed_pairs(
-    lengths: IntArray, limits: Limits, *, window: int, width: int, same_seqlen: bool, key: np.uint64
+    lengths: IntArray,
+    limits: Limits,
+    *,
+    window: int,
+    width: int,
+    same_seqlen: bool,
+    key: np.uint64,
+    is_ordered: bool = False,
 ) -> MicroBatches:
     """Pack samples of several lengths inside windows of a random order; see ``windowed``.
 
@@ -27,8 +34,12 @@ def windowed_pairs(
         width: 1, or the micro-batches of a step that must agree in shape.
         same_seqlen: whether that shape includes S.
         key: of the random order.
+        is_ordered: the samples stand in such an order already.
     """
-    order = permutation(lengths.shape[1], key)
+    num_samples = lengths.shape[1]
+    order = (
+        np.arange(num_samples, dtype=id_dtype(num_samples)) if is_ordered else permutation(num_samples, key)
+    )
     edges = window_edges(lengths, limits, window, width)
     order = order[_sorted_inside(lengths[:, order], limits, edges)]
     out = order.copy()

@@ -14,9 +14,22 @@ from numpy.typing import NDArray
 from packer.kernels import windows as kernels
 from packer.kernels.bitmap import bitmap_levels
 from packer.kernels.limits import Limits
-from packer.planner.order.orders import permutation, shuffled_entries, split_entries, subkey, take
+from packer.planner.order.orders import (
+    entries_in_order,
+    permutation,
+    shuffled_entries,
+    split_entries,
+    subkey,
+    take,
+)
 from packer.planner.order.threads import run_chunks
-from packer.planner.packing.microbatches import IntArray, MicroBatches, concatenate, reindex
+from packer.planner.packing.microbatches import (
+    IntArray,
+    MicroBatches,
+    compact_owners,
+    concatenate,
+    reindex,
+)
 from packer.planner.packing.next_fit import next_fit
 from packer.planner.shape import CHARGE_DIVISOR
 
@@ -32,6 +45,7 @@ def windowed(
     width: int,
     same_seqlen: bool,
     key: np.uint64,
+    is_ordered: bool = False,
 ) -> MicroBatches:
     """Pack samples inside windows of a random order.
 
@@ -43,16 +57,17 @@ def windowed(
         width: 1, or the micro-batches of a step that must agree in shape.
         same_seqlen: whether that shape includes S.
         key: of the random order.
+        is_ordered: the samples stand in such an order already.
     """
-    packed = _pack_windows(lengths, owners, limits, window, width, key)
+    packed = _pack_windows(lengths, owners, limits, window, width, None if is_ordered else key)
     return finish_windows(packed, lengths, owners, limits, width=width, same_seqlen=same_seqlen, key=key)
 
 
 def _pack_windows(
-    lengths: IntArray, owners: IntArray | None, limits: Limits, window: int, width: int, key: np.uint64
+    lengths: IntArray, owners: IntArray | None, limits: Limits, window: int, width: int, key: np.uint64 | None
 ) -> MicroBatches:
     """Pack every window; the micro-batches come window by window."""
-    entries = shuffled_entries(lengths[0], key)
+    entries = entries_in_order(lengths[0]) if key is None else shuffled_entries(lengths[0], key)
     edges = window_edges(lengths, limits, window, width)
     bits = max(1, int(lengths.max()).bit_length())  # a metric other than seqlen may be 0 everywhere
     budget = int(limits.budgets[0])
@@ -99,8 +114,11 @@ def _pack_windows(
 
 
 def _counted(owners: IntArray) -> NDArray[np.int64]:
-    """Count the samples of pieces, neighbours where they are of one sample, from 0."""
-    counted: NDArray[np.int64] = np.append(np.zeros(1, np.int64), np.cumsum(owners[1:] != owners[:-1]))
+    """Count the samples of pieces, from 0."""
+    numbers, num_owners = compact_owners(owners)
+    is_alone = numbers < 0
+    counted: NDArray[np.int64] = numbers.astype(np.int64)
+    counted[is_alone] = num_owners + np.arange(np.count_nonzero(is_alone))
     return counted
 
 
