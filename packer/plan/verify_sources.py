@@ -1,5 +1,6 @@
 """What must hold where a plan mixes sources: passes, shares, totals, and no sample twice in a step."""
 
+import math
 from collections.abc import Iterator
 
 import numpy as np
@@ -15,7 +16,7 @@ from packer.wording import counted
 _UNREACHED = DROP_REASONS.index("unreached")
 
 SHARE_TOLERANCE = 0.01
-"""Of a phase's tokens, or samples; or one step, where that is more."""
+"""Of a phase's tokens, or samples; or two steps, where that is more: phases begin and end with whole ones."""
 
 
 class SourceRules:
@@ -34,15 +35,16 @@ class SourceRules:
         Raises:
             InvariantError: the first rule that is broken.
         """
-        self._check_unreached(epoch)
+        self._check_passes(epoch, self._unreached(epoch))
         if self._passes.max() > 1:
             self._check_steps_hold_no_sample_twice(epoch)
         self._check_total(epoch)
         if self._plan.header.get("phases"):
             self._check_shares(epoch)
 
-    def _check_unreached(self, epoch: int) -> None:
-        """What a plan does not reach is of the newest pass, in which each sample is once."""
+    def _unreached(self, epoch: int) -> NDArray[np.int64]:
+        """Return (sources,) how many whole samples an epoch does not reach: of the newest pass, each once."""
+        counts_by_source = np.zeros(len(self._sources), np.int64)
         seen = np.zeros(self._plan.num_samples, np.bool_)
         for part in self._plan.dropped():
             mine = (part.reason == _UNREACHED) & (part.epoch == epoch) & (part.num_tokens == part.seqlen)
@@ -55,6 +57,30 @@ class SourceRules:
                     "newest pass may be cut short"
                 )
             seen[ids] = True
+            np.add.at(counts_by_source, source_of(ids, self._sources), 1)
+        return counts_by_source
+
+    def _check_passes(self, epoch: int, unreached: NDArray[np.int64]) -> None:
+        """How often each source is passed through is what was asked for, and what the rows leave of it."""
+        repeat, most = self._config.get("repeat") or {}, self._config.get("max_passes")
+        is_cut = any(table.starts is not None for table in self._plan.epoch(epoch).microbatches())
+        for source, missing, available in zip(
+            self._sources, unreached.tolist(), self._available().tolist(), strict=True
+        ):
+            stated = f"epoch {epoch}: {source.label} is passed through {source.passes:g} times in plan.json"
+            if math.ceil(source.passes) != source.num_passes:
+                raise InvariantError(f"{stated}, and {source.num_passes} passes are begun")
+            asked = repeat.get(source.name)
+            if asked is not None and not math.isclose(source.passes, asked):
+                raise InvariantError(f"{stated}, repeat={asked:g}")
+            bound = most.get(source.name) if isinstance(most, dict) else most
+            if bound is not None and source.passes > bound:
+                raise InvariantError(f"{stated}, over max_passes={bound:g}")
+            left = (source.num_passes - source.passes) * available
+            if not is_cut and abs(left - missing) > 0.5 + 1e-6 * available:
+                raise InvariantError(
+                    f"{stated}, which leaves {left:.0f} samples unreached; the rows leave {missing}"
+                )
 
     def _check_steps_hold_no_sample_twice(self, epoch: int) -> None:
         """A step holds a sample twice only if it takes more samples than there are in the source."""
@@ -126,7 +152,7 @@ class SourceRules:
             )
 
     def _check_shares(self, epoch: int) -> None:
-        """Each phase has its shares, to a hundredth of it or a step."""
+        """Each phase has its shares, to a hundredth of it or two steps."""
         phases = self._plan.header["phases"]
         first_steps = np.array([phase["first_step"] for phase in phases])
         if first_steps[0] != 0 or (np.diff(first_steps) <= 0).any():
@@ -147,7 +173,7 @@ class SourceRules:
         unit = "samples" if by_samples else "tokens"
         for number, phase in enumerate(phases):
             whole = int(held[number].sum())
-            allowed = max(SHARE_TOLERANCE * whole, int(largest[number]))
+            allowed = max(SHARE_TOLERANCE * whole, 2 * int(largest[number]))
             for source, found in zip(self._sources, held[number].tolist(), strict=True):
                 share = phase["shares"].get(source.name, 0.0)
                 if abs(found - share * whole) > allowed:

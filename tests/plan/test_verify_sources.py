@@ -66,6 +66,23 @@ FAULTS = {
         option(mix=None, total_steps=None),
         r"dropped as unreached, which takes mix, repeat",
     ),
+    "other passes": (
+        HEADER,
+        source(0, passes=0.7),
+        r"web is passed through 0.7 times .* leaves 2 .* leave 1",
+    ),
+    "fewer passes than are begun": (
+        HEADER,
+        source(1, passes=0.6),
+        r"code is .* 0.6 times .* 2 passes are begun",
+    ),
+    "other passes than asked": (
+        HEADER,
+        option(repeat={"code": 1.5}, mix=None, total_steps=None),
+        r"code is .* 1.66667 times .*, repeat=1.5",
+    ),
+    "too many passes": (HEADER, option(max_passes=1.5), r"code is .* 1.66667 times .* over max_passes=1.5"),
+    "too many passes of one": (HEADER, option(max_passes={"code": 1}), r"1.66667 times .* over max_passes=1"),
     "other tokens of a source": (
         HEADER,
         lambda h: h["epochs"][0]["sources"][0].update(num_tokens=28),
@@ -79,11 +96,6 @@ FAULTS = {
     "another total": (HEADER, option(total_steps=5), r"epoch 0: it has 4 steps, total_steps=5"),
     "a total long reached": (HEADER, option(total_tokens=45, total_steps=None), r"reaches total_tokens=45"),
     "a total never reached": (HEADER, option(total_tokens=99, total_steps=None), r"reaches total_tokens=99"),
-    "other shares": (
-        HEADER,
-        lambda h: h["phases"][0].update(shares={"web": 0.05, "code": 0.95}),
-        r"epoch 0, from step 0 on: web has 29 of 60 tokens, its share is 0.05",
-    ),
     "phases out of order": (
         HEADER,
         lambda h: h["phases"][0].update(first_step=1),
@@ -134,7 +146,9 @@ def test_a_fault_is_named(tmp_path, fault):
 def repeating(rows, num_samples, num_passes):
     """Return a plan of one named source of samples of two tokens, in steps of two micro-batches."""
     facts = plans.PlanFacts(
-        config=plans.config(max_tokens=20, dp_size=2, order="random", packing="windowed", repeat={"a": 2.0}),
+        config=plans.config(
+            max_tokens=20, dp_size=2, order="random", packing="windowed", repeat={"a": float(num_passes)}
+        ),
         sources=[
             PlanSource(
                 name="a",
@@ -185,6 +199,51 @@ def test_more_passes_than_a_byte_counts():
     rows = [[0]] * 257 + [[1]] * 257
     with pytest.raises(PlanError, match=r"once more, its source is passed through 1 time|is planned twice"):
         verify_plan(repeating([*rows], 2, 1))
+
+
+@pytest.mark.parametrize("by", ["tokens", "samples"])
+def test_each_phase_has_its_shares(tmp_path, by):
+    """Steps of two micro-batches: 20 of one sample each of a and b, then 20 of two of a and one of b."""
+    length = {"a": 4, "b": 4 if by == "samples" else 12}
+    num = {"a": 60, "b": 40}
+    sources = [
+        PlanSource(name=name, first_id=first, num_samples=num[name], num_tokens=num[name] * length[name])
+        for name, first in (("a", 0), ("b", 60))
+    ]
+    pieces = [[[(i, length["a"])], [(60 + i, length["b"])]] for i in range(20)]
+    pieces += [
+        [[(20 + 2 * i, length["a"]), (21 + 2 * i, length["a"])], [(80 + i, length["b"])]] for i in range(20)
+    ]
+    shares = [{"a": 0.25, "b": 0.75}, {"a": 0.4, "b": 0.6}]
+    if by == "samples":
+        shares = [{"a": 0.5, "b": 0.5}, {"a": 2 / 3, "b": 1 / 3}]
+    phases = [{"first_step": 20 * at, "shares": each} for at, each in enumerate(shares)]
+    rows = [plans.Row(pieces=row) for step in pieces for row in step]
+    planned = plans.epoch(rows, dp_size=2)
+    of_source = [[(n, int(i >= 60)) for row in step for i, n in row] for step in pieces]
+    lengths = [[n for n, _ in step] for step in of_source]
+    planned.design_effect.update(
+        seqlen=invariants.design_effect(lengths, [0, 20]),
+        source=invariants.design_effect_of(of_source, [0, 20]),
+    )
+    mix = [{"start": 0.5 * at, "shares": each} for at, each in enumerate(shares)]
+    facts = plans.PlanFacts(
+        config=plans.config(max_tokens=20, dp_size=2, order="random", packing="windowed")
+        | {"mix": mix, "mix_by": by, "total_steps": 40},
+        sources=sources,
+        phases=phases,
+        lr_base=1.0,
+        loss_tokens="seqlen - 1",
+    )
+    plan = plan_in_memory(facts, [planned], dropped=plans.drops())
+    assert verify_plan(plan).with_shares
+    plan.save(tmp_path / "good")
+    invariants.check(tmp_path / "good")
+    plans.forge(tmp_path / "good", HEADER, lambda h: h["phases"][1].update(shares=shares[0]))
+    with pytest.raises(PlanError, match=rf"epoch 0, from step 20 on: a has .* {by}, its share is 0"):
+        verify_plan(tmp_path / "good")
+    with pytest.raises(AssertionError):
+        invariants.check(tmp_path / "good")
 
 
 def test_pieces_tile_a_sample_in_every_pass(tmp_path):
