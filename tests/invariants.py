@@ -298,11 +298,11 @@ def check_mixture(steps, by_step, dropped, header, counts):
                 source = source_at(sample, header)
                 planned[source][0] += start == 0
                 planned[source][1] += length
-                held[sample] += start == 0
+                held[sample, start] += 1
         for number, source in enumerate(sources):
             ids = range(source["first_id"], source["first_id"] + source["num_samples"])
             if sum(held.values()) <= len(set(ids) - gone):  # a larger step may have to
-                twice = [sample for sample in ids if held[sample] > 1]
+                twice = [sample for (sample, _), times in held.items() if sample in ids and times > 1]
                 assert not twice, f"a sample of source {number} twice in step {at}"
     for source in sources:
         ids = range(source["first_id"], source["first_id"] + source["num_samples"])

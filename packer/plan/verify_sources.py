@@ -83,10 +83,10 @@ class SourceRules:
                 )
 
     def _check_steps_hold_no_sample_twice(self, epoch: int) -> None:
-        """A step holds a sample twice only if it takes more samples than there are in the source."""
+        """A step holds a piece twice only if it has more pieces than there are samples in the source."""
         available = self._available()
-        for first_step, steps, ids, in_step in self._samples_of_steps(epoch):
-            keys, counts = np.unique(np.stack([steps, ids]), axis=1, return_counts=True)
+        for first_step, pieces, in_step in self._pieces_of_steps(epoch):
+            keys, counts = np.unique(pieces, axis=1, return_counts=True)
             room = available[source_of(keys[1], self._sources)]
             wrong = (counts > 1) & (in_step[keys[0]] <= room)
             if wrong.any():
@@ -105,31 +105,27 @@ class SourceRules:
             np.subtract.at(available, source_of(part.sample_id[never], self._sources), 1)
         return available
 
-    def _samples_of_steps(
-        self, epoch: int
-    ) -> Iterator[tuple[int, NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]]:
-        """Yield the samples of some whole steps at a time, in order.
+    def _pieces_of_steps(self, epoch: int) -> Iterator[tuple[int, NDArray[np.int64], NDArray[np.int64]]]:
+        """Yield the pieces of some whole steps at a time, in order.
 
         Yields:
-            The first step; (P,) the steps, counted from it; (P,) the samples, of sources that are passed
-            through more than once; (steps,) how many each step has, of all sources.
+            The first step; (3, P) steps, counted from it, samples, and starts, of sources that are passed
+            through more than once; (steps,) how many pieces each step has, of all sources.
         """
-        opened = self._plan.epoch(epoch)
         step_size = self._plan.dp_size * self._plan.grad_accum
-        first_step, begun = 0, np.empty((2, 0), np.int64)  # of the step that goes on in the next table
-        for table, pieces in pieces_of(opened):
+        first_step, begun = 0, np.empty((3, 0), np.int64)  # of the step that goes on in the next table
+        for table, pieces in pieces_of(self._plan.epoch(epoch)):
             is_copy = np.repeat(table.is_filler | table.is_repeat, np.diff(table.offsets))
             steps = np.repeat(table.step, np.diff(table.offsets))[~is_copy]
-            is_first = pieces.starts == 0
-            mine = np.stack([steps[is_first], pieces.sample_ids[is_first].astype(np.int64)])
+            mine = np.stack([steps, pieces.sample_ids.astype(np.int64), pieces.starts.astype(np.int64)])
             held = np.concatenate([begun, mine], axis=1)
             next_step = (table.first_row + len(table.step)) // step_size
-            begun = held[:, held[0] >= next_step]
-            steps, ids = held[:, held[0] < next_step]
-            in_step = np.bincount(steps - first_step, minlength=next_step - first_step)
-            repeated = self._passes[source_of(ids, self._sources)] > 1
+            begun, whole = held[:, held[0] >= next_step], held[:, held[0] < next_step]
+            whole[0] -= first_step
+            in_step = np.bincount(whole[0], minlength=next_step - first_step)
+            repeated = self._passes[source_of(whole[1], self._sources)] > 1
             if repeated.any():
-                yield first_step, steps[repeated] - first_step, ids[repeated], in_step
+                yield first_step, whole[:, repeated], in_step
             first_step = next_step
 
     def _check_total(self, epoch: int) -> None:
