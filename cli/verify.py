@@ -68,9 +68,11 @@ def verify(
 
 def _opened(given: dict[str, list[str]] | list[str]) -> Metrics | dict[str, Metrics] | None:
     """Return the metrics of ``--metrics``, their files checked."""
+    if not given:
+        return None
     if isinstance(given, dict):
         return {name: _only(name, directories) for name, directories in given.items()}
-    return _only(None, given) if given else None
+    return _only(None, given)
 
 
 def _only(name: str | None, directories: list[str]) -> Metrics:
