@@ -187,7 +187,9 @@ class EpochPlanner:
         else:
             drawn = mixer.stream(epoch)
             pieces, key = drawn.pieces, key_for(config.seed, epoch, Purpose.SAMPLES)
-            microbatches = pack(pieces.lengths, pieces.owners, limits, config, key, is_ordered=True)
+            microbatches = pack(
+                pieces.lengths, pieces.owners, limits, config, key, phase_starts=drawn.phase_starts
+            )
         self.pace.begin(Phase.LAY_OUT, epoch)
         if not limits.packed:
             return drawn, microbatches

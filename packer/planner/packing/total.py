@@ -103,7 +103,7 @@ def _packed(draw: Draw, count: int, limits: Limits, config: PlanConfig) -> Micro
         limits,
         config,
         key_for(config.seed, 0, Purpose.SAMPLES),
-        is_ordered=True,
+        phase_starts=draw.phase_starts,
     )
     if not packed.in_steps:
         return packed
