@@ -15,6 +15,8 @@ class Held:
     """(T, S)"""
     longest: np.ndarray
     """(S,) tokens of the longest piece."""
+    most_samples: int
+    """Of a micro-batch."""
 
 
 def held(plan, epoch=0):
@@ -28,6 +30,7 @@ def held(plan, epoch=0):
         np.zeros((num_steps, len(sources)), np.int64),
     )
     longest = np.zeros(len(sources), np.int64)
+    most_samples = 0
     for table in plan.epoch(epoch).microbatches():
         steps = np.repeat((table.first_row + np.arange(len(table.step))) // size, np.diff(table.offsets))
         trained = np.repeat(~table.is_filler, np.diff(table.offsets))
@@ -36,7 +39,8 @@ def held(plan, epoch=0):
         np.add.at(tokens, (steps, of), lengths)
         np.add.at(samples, (steps, of), 1)
         np.maximum.at(longest, of, lengths)
-    return Held(tokens=tokens, samples=samples, longest=longest)
+        most_samples = max(most_samples, int(table.num_samples.max()))
+    return Held(tokens=tokens, samples=samples, longest=longest, most_samples=most_samples)
 
 
 def widest(values, shares, num_steps):
@@ -66,7 +70,8 @@ def check_shares(plan, shares, *, num_microbatches=800, of="tokens", slack=1.0, 
     mean = values.sum() / len(values) * num_steps
     one = found.longest.copy() if of == "tokens" else np.ones_like(found.longest)
     if config["layout"] == "padded":
-        one = np.maximum(one, values.sum() // (len(values) * config["dp_size"] * config["grad_accum"]))
+        per_row = values.sum() // (len(values) * config["dp_size"] * config["grad_accum"])
+        one = np.maximum(one, per_row if of == "tokens" else found.most_samples)
     allowed = np.maximum(0.01 * np.asarray(shares) * mean, one) * slack
     assert (off <= 0.01 * mean).all(), (off / mean, "percentage points")
     assert (off <= allowed).all(), (off, allowed)

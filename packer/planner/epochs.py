@@ -121,9 +121,8 @@ class EpochPlanner:
         """Return the sources with how often an epoch passes through each, and the phases."""
         if mixer is None:
             return list(self.sources), None
-        if not self.config.has_total:
-            passes = mixer.repeats()
-        else:
+        passes = mixer.passes()
+        if self.config.has_total:
             assert held is not None  # a total is of one epoch
             passes = mixer.passes_used(held[0].drawn, held[0].num_reached)
         sources = [
