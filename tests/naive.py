@@ -178,7 +178,7 @@ def design_effect(steps):
     return float(found / expected * Fraction(len(steps), len(steps) - 1))
 
 
-def deal(hist, step_size, targets, key, sweeps):
+def deal(hist, step_size, targets, scales, key, sweeps):
     """Return the micro-batches of one window, step by step: strata, an exchange inside them, shuffles."""
     num_steps = len(hist) // step_size
     count = num_steps * step_size
@@ -191,31 +191,35 @@ def deal(hist, step_size, targets, key, sweeps):
         shuffle(ascending[e * num_steps : (e + 1) * num_steps], subkey(key, e)) for e in range(step_size)
     ]
     if step_size > 1 and num_steps > 1:
-        _exchange(hist[:count], strata, targets, subkey(key, step_size), sweeps)
+        _exchange(hist[:count], strata, targets, scales, subkey(key, step_size), sweeps)
     out = []
     for place, step in enumerate(shuffle(range(num_steps), subkey(key, step_size + 1))):
         out += shuffle([stratum[step] for stratum in strata], subkey(key, step_size + 2 + place))
     return out + list(range(count, len(hist)))
 
 
-def deviations(hist, targets, step_size):
-    """Return h − w·p of each micro-batch and class, and each w, in a power of two of 2^-20 tokens."""
+def deviations(hist, targets, scales, step_size):
+    """Return h − w·p, scaled, by micro-batch and class, and each w, in a power of two of 2^-20 tokens."""
     shift = max(0, sum(targets).bit_length() - 40)
     shares = [(target >> shift << 20) // max(1, sum(targets) >> shift) for target in targets]
     most, unit = max(1, *map(sum, hist)) << 20, 0
-    while most >> unit > min(2**15, 2**26 // step_size):
+    limit = max(1, 16 * min(2**15, 2**26 // step_size) // max(16, *scales))
+    while most >> unit > limit:
         unit += 1
     half = 1 << unit >> 1
     moved = [
-        [((h << 20) - sum(row) * share + half) >> unit for h, share in zip(row, shares, strict=True)]
+        [
+            (((h << 20) - sum(row) * share + half) >> unit) * scale >> 4
+            for h, share, scale in zip(row, shares, scales, strict=True)
+        ]
         for row in hist
     ]
     return moved, [sum(row) << 20 >> unit for row in hist]
 
 
-def _exchange(hist, strata, targets, key, sweeps):
+def _exchange(hist, strata, targets, scales, key, sweeps):
     """Exchange wherever the squares of the two steps' deviations then sum up to less."""
-    moved, _ = deviations(hist, targets, len(strata))
+    moved, _ = deviations(hist, targets, scales, len(strata))
     draws = 0
     for _ in range(sweeps):
         for stratum in strata:
@@ -476,7 +480,7 @@ def even_out_steps(order, hist, costs, step_size, dp_size, targets, spread, key,
     num_places = len(order)
     if num_places <= step_size:
         return order
-    moved, tokens = deviations([hist[m] for m in order], targets, step_size)
+    moved, tokens = deviations([hist[m] for m in order], targets, [16] * len(targets), step_size)
     costs = [costs[m] for m in order]
     members = [list(range(start, start + step_size)) for start in range(0, num_places, step_size)]
 

@@ -8,6 +8,7 @@ behind or ahead of its share by half a sample. All in integers: a clock carries 
 import numpy as np
 
 from packer.kernels._jit import at, inline, jit
+from packer.kernels.rng import shuffle, subkey
 
 WEIGHT_BITS = 30
 """A stream's share is its weight in units of 2^-30."""
@@ -144,3 +145,22 @@ def mark_newest(places, streams, count, skipped, is_left):
         if seen[stream] >= skipped[stream]:
             is_left[at(places[at(sample)])] = False
         seen[stream] += 1
+
+
+@jit
+def shuffle_passes(orders, key):
+    """Fill every row of ``orders`` (int64[passes, n]) but the first with the one before, shuffled in parts.
+
+    Odd rows are shuffled inside their halves, even ones inside their middle and the quarters around it.
+    """
+    count = orders.shape[1]
+    for number in range(1, len(orders)):
+        row, stream = orders[number], subkey(key, number)
+        row[:] = orders[number - 1]
+        if number % 2 == 1:
+            shuffle(row, 0, count // 2, subkey(stream, 0))
+            shuffle(row, count // 2, count, subkey(stream, 1))
+        else:
+            shuffle(row, 0, count // 4, subkey(stream, 0))
+            shuffle(row, count // 4, count - count // 4, subkey(stream, 1))
+            shuffle(row, count - count // 4, count, subkey(stream, 2))

@@ -10,7 +10,7 @@ import numpy as np
 from packer.errors import ConfigError
 
 _MOST_PASSES = 10**6
-_MOST_SOURCES = 2**15
+_MOST_SOURCES = 2**12 - 1
 _NEARLY = Fraction(1, 10**6)
 """How far a sum of shares may be from 1: shares are often quotients, written with a few digits."""
 

@@ -121,9 +121,8 @@ class EpochPlanner:
         """Return the sources with how often an epoch passes through each, and the phases."""
         if mixer is None:
             return list(self.sources), None
-        if not self.config.has_total:
-            passes = mixer.repeats()
-        else:
+        passes = mixer.passes()
+        if self.config.has_total:
             assert held is not None  # a total is of one epoch
             passes = mixer.passes_used(held[0].drawn, held[0].num_reached)
         sources = [
@@ -187,7 +186,9 @@ class EpochPlanner:
         else:
             drawn = mixer.stream(epoch)
             pieces, key = drawn.pieces, key_for(config.seed, epoch, Purpose.SAMPLES)
-            microbatches = pack(pieces.lengths, pieces.owners, limits, config, key, is_ordered=True)
+            microbatches = pack(
+                pieces.lengths, pieces.owners, limits, config, key, phase_starts=drawn.phase_starts
+            )
         self.pace.begin(Phase.LAY_OUT, epoch)
         if not limits.packed:
             return drawn, microbatches

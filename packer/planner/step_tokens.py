@@ -28,10 +28,12 @@ def resolve_step_tokens(config: PlanConfig, pieces: Pieces, sources: Sequence[Pl
         return config
     limits, key = limits_of(config, pieces.seqlens), key_for(config.seed, 0, Purpose.SAMPLES)
     mixer = mixer_of(pieces, sources, config)
+    phase_starts = None
     if mixer is not None:
         tokens = config.total_tokens or (config.total_steps or 0) * config.step_tokens
-        pieces = (mixer.stream_to(tokens, 0) if config.has_total else mixer.stream(0)).pieces
-    packed = pack(pieces.lengths, pieces.owners, limits, config, key, is_ordered=mixer is not None)
+        drawn = mixer.stream_to(tokens, 0) if config.has_total else mixer.stream(0)
+        pieces, phase_starts = drawn.pieces, drawn.phase_starts
+    packed = pack(pieces.lengths, pieces.owners, limits, config, key, phase_starts=phase_starts)
     if not len(packed):
         raise EmptyPlanError(
             f"no micro-batch can be made of --min-samples {config.min_samples} samples; lower --min-samples "

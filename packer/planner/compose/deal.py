@@ -80,12 +80,13 @@ def _deal_block(
     evens_out = config.balance != "none" and config.dp_size > 1 and config.balance_steps > 1
     edges = kernels.window_edges(len(order), step_size, config.balance_steps if evens_out else 0)
     num_windows = len(edges) - 1
+    scales = mix.scales
     spread = balance_kernels.SPREAD_SHARE * mix.random_spread(num_steps)
 
     def work(_: int, first: int, last: int) -> None:
         inside = slice(int(edges[first]), int(edges[last]))
         hist = mix.of_microbatches(microbatches.seqlens, sources, starts[inside], sizes[inside])
-        kernels.deal(hist, step_size, edges, first, last, mix.targets, subkey(key, 0), order)
+        kernels.deal(hist, step_size, edges, first, last, mix.targets, scales, subkey(key, 0), order)
         if evens_out:
             balance_kernels.even_out_steps(
                 hist,

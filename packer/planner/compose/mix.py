@@ -1,14 +1,18 @@
 """The mix of an epoch: its classes of length, and how much more its steps differ in them than random ones."""
 
 from dataclasses import dataclass
+from math import isqrt
 
 import numpy as np
 from numpy.typing import NDArray
 
 from packer.kernels import mix as kernels
+from packer.kernels.deal import SCALE_BITS
 from packer.planner.order.orders import histogram
 from packer.planner.order.threads import chunk_edges, run_chunks
 from packer.planner.packing.microbatches import IntArray
+
+_MOST_SCALE = 512
 
 _NO_SOURCES = np.empty(0, np.int32)
 _NO_FILLERS = np.empty(0, np.bool_)
@@ -60,6 +64,19 @@ class Mix:
     def targets(self) -> NDArray[np.int64]:
         """(K + S,) tokens by class: the lengths', and beside them the sources'."""
         return np.concatenate([self.tokens, self.by_source[0]])
+
+    @property
+    def scales(self) -> NDArray[np.int64]:
+        """(K + S,) how much a deviation of each class counts: a small source's more than a large one's.
+
+        By 1 / √share, as in Pearson's χ², so that a source of a hundredth is held to its share as well as one
+        of a half; a class of lengths, which has about a sixteenth, counts a quarter of that.
+        """
+        whole = int(self.by_source[0].sum())
+        of_sources = [isqrt(whole * 256 // max(1, tokens)) for tokens in self.by_source[0].tolist()]
+        scales = np.full(len(self.tokens) + len(of_sources), 1 << SCALE_BITS, np.int64)
+        scales[len(self.tokens) :] = np.minimum(of_sources, _MOST_SCALE)
+        return scales
 
     def of_microbatches(
         self,

@@ -33,6 +33,8 @@ from packer.planner.order.orders import (
 _WHOLE = 1 << kernels.WEIGHT_BITS
 _MOST_TOKENS = 2**60
 _ENDLESS = 2**61
+_SMALL = 1 << 16
+"""Pieces of a source whose passes are shuffled one swap after the other, in a cache."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -215,10 +217,8 @@ class Mixer:
             raise ConfigError(f"the passes sum up to {int(total):,} tokens, over 2^60; lower --repeat")
         key = key_for(self.config.seed, epoch, Purpose.STREAMS)
         runs = []
-        for number, times in enumerate(self.repeats()):
-            whole, rest = divmod(times, 1)
-            pieces = int(whole * int(self.num_pieces[number])) + round(rest * int(self.num_pieces[number]))
-            runs.append(self._run(number, subkey(key, number), pieces))
+        for number in range(len(self.sources)):
+            runs.append(self._run(number, subkey(key, number), self._num_asked(number)))
         shares = self.shares(int(total))
         return self._merge(runs, shares._replace(end=int(kernels.NEVER)))
 
@@ -265,17 +265,25 @@ class Mixer:
         id_dtype(num_pieces)
         entries = shuffled_entries(self.chosen.seqlens[start : start + count], subkey(key, 0))
         entries += start  # a place needs 32 bits
-        passes = []
-        for number_of_pass in range(whole + (rest > 0 or tokens is not None)):
-            if number_of_pass:
-                entries = _shuffled_anew(entries, number_of_pass, subkey(key, number_of_pass))
-            passes.append(entries)
+        passes = _passes(entries, whole + (rest > 0 or tokens is not None), key)
         if rest:
             passes[-1] = passes[-1][:rest]
         elif tokens is not None:
             held = np.cumsum(passes[-1] >> 32)
             passes[-1] = passes[-1][: int(np.searchsorted(held, tokens)) + 2]
         return np.concatenate(passes) if len(passes) > 1 else passes[0]
+
+    def passes(self) -> list[Fraction]:
+        """Return how often an epoch that no total ends passes through each source."""
+        return [
+            Fraction(self._num_asked(number), max(1, int(held)))
+            for number, held in enumerate(self.num_pieces)
+        ]
+
+    def _num_asked(self, number: int) -> int:
+        """Return how many pieces of a source an epoch takes that no total ends; one, of less than one."""
+        held = int(self.num_pieces[number])
+        return max(1, round(self.repeats()[number] * held)) if held else 0
 
     def passes_used(self, draw: Draw, count: int) -> list[Fraction]:
         """Return how often the first ``count`` pieces of a stream pass through each source."""
@@ -352,16 +360,25 @@ def mixer_of(chosen: Pieces, sources: Sequence[PlanSource], config: PlanConfig) 
     return Mixer(chosen, sources, config) if is_asked_for or is_spread else None
 
 
-def _shuffled_anew(entries: NDArray[np.int64], number_of_pass: int, key: np.uint64) -> NDArray[np.int64]:
-    """Return the order of the next pass: that of the one before, shuffled inside its halves.
+def _passes(entries: NDArray[np.int64], num_passes: int, key: np.uint64) -> list[NDArray[np.int64]]:
+    """Return the order of every pass: that of the one before, shuffled inside its halves.
 
     So a piece is not used again before half the source is. Odd passes are shuffled inside the first and the
     second half, even ones inside the middle and the two quarters around it.
     """
     count = len(entries)
-    cuts = [0, count // 2, count] if number_of_pass % 2 else [0, count // 4, count - count // 4, count]
-    parts = [
-        take(entries[start:stop], permutation(stop - start, subkey(key, index)))
-        for index, (start, stop) in enumerate(pairwise(cuts))
-    ]
-    return np.concatenate(parts)
+    if count <= _SMALL:
+        orders = np.empty((num_passes, count), np.int64)
+        orders[0] = entries
+        kernels.shuffle_passes(orders, key)
+        return list(orders)
+    passes = [entries]
+    for number in range(1, num_passes):
+        cuts = [0, count // 2, count] if number % 2 else [0, count // 4, count - count // 4, count]
+        mine = subkey(key, number)
+        parts = [
+            take(passes[-1][start:stop], permutation(stop - start, subkey(mine, index)))
+            for index, (start, stop) in enumerate(pairwise(cuts))
+        ]
+        passes.append(np.concatenate(parts))
+    return passes

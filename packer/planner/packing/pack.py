@@ -3,13 +3,14 @@
 from dataclasses import replace
 
 import numpy as np
+from numpy.typing import NDArray
 
 from packer.kernels.limits import UNLIMITED, Limits
 from packer.options.config import PlanConfig
 from packer.planner.choose.limits import limits_for
 from packer.planner.order.orders import histogram, permutation, subkey
 from packer.planner.packing.apart import keep_apart
-from packer.planner.packing.best_fit import best_fit, best_fit_in_order
+from packer.planner.packing.best_fit import best_fit, best_fit_in_order, stretch_edges
 from packer.planner.packing.company import with_company
 from packer.planner.packing.microbatches import (
     IntArray,
@@ -48,7 +49,7 @@ def pack(
     config: PlanConfig,
     key: np.uint64,
     *,
-    is_ordered: bool = False,
+    phase_starts: NDArray[np.int64] | None = None,
 ) -> MicroBatches:
     """Pack samples into micro-batches, in the order in which these are to run.
 
@@ -58,11 +59,15 @@ def pack(
         limits: bounds of a micro-batch.
         config: the options.
         key: of all random choices.
-        is_ordered: the samples stand in the order in which they are to be used, but for their neighbourhood;
-            it is random already.
+        phase_starts: the samples stand in a random order, in which they are to be used but for their
+            neighbourhood, and which phases begin where. None where the order is still to be made.
     """
-    packs = _packed(lengths, owners, limits, config, key, is_ordered)
-    return in_order_of_pieces(packs, group_width(config)) if is_ordered else packs
+    if phase_starts is None:
+        return _packed(lengths, owners, limits, config, key, None)
+    edges = stretch_edges(lengths.shape[1], phase_starts)
+    packs = _packed(lengths, owners, limits, config, key, edges)
+    # best-fit's packs stand in an order that is better than that of their pieces
+    return packs if config.packing == "best-fit" else in_order_of_pieces(packs, group_width(config))
 
 
 def _packed(
@@ -71,9 +76,10 @@ def _packed(
     limits: Limits,
     config: PlanConfig,
     key: np.uint64,
-    is_ordered: bool,
+    stretches: NDArray[np.int64] | None,
 ) -> MicroBatches:
-    width = group_width(config)
+    """Pack samples in an order of their own, or in that in which they stand."""
+    width, is_ordered = group_width(config), stretches is not None
     if config.packing == "next-fit":
         return _in_given_order(lengths, owners, limits, config, key, is_ordered)
     if len(lengths) > 1:
@@ -89,7 +95,10 @@ def _packed(
     if config.packing == "mixed":
         packs = mixed(lengths, owners, limits, key=key, is_ordered=is_ordered)
     elif config.packing == "best-fit":
-        packs = (best_fit_in_order if is_ordered else best_fit)(lengths, limits, key=key)
+        if stretches is None:
+            packs = best_fit(lengths, limits, key=key)
+        else:
+            packs = best_fit_in_order(lengths, limits, stretches, key=key)
     else:
         packs = windowed(
             lengths,
@@ -163,4 +172,6 @@ def _amend(
         packs = keep_apart(packs, owners, limits._replace(min_samples=1), subkey(key, 2))
         order = permutation(len(packs), subkey(key, 3))
         packs = replace(packs, starts=packs.starts[order], sizes=packs.sizes[order])
-    return with_company(packs, lengths, owners, limits, key=subkey(key, 4), is_ordered=is_ordered)
+    amended = with_company(packs, lengths, owners, limits, key=subkey(key, 4), is_ordered=is_ordered)
+    is_moved = owners is not None or amended is not packs
+    return in_order_of_pieces(amended, 1) if is_ordered and is_moved else amended

@@ -23,7 +23,6 @@ _PILOT = 1 << 18
 """Samples, about, that tell how many tokens a micro-batch holds."""
 
 _TRIES = 4
-_MOST_SLACK = 1 << 12
 
 
 def pack_to_total(mixer: Mixer, limits: Limits, config: PlanConfig) -> tuple[Draw, MicroBatches]:
@@ -72,7 +71,7 @@ def _with_end(
     """Pack so many tokens of a stream as the options say, and then in its order until the plan is full."""
     step_size = config.microbatches_per_step
     slack = 2 * step_size * int(limits.budgets.max()) + (total // 256 if num_rows is not None else 0)
-    for _ in range(_MOST_SLACK.bit_length()):
+    for _ in range(_TRIES):
         draw = mixer.stream_to(total, slack)
         held = np.cumsum(draw.pieces.seqlens, dtype=np.int64)
         num_body = int(np.searchsorted(held, max(tokens, 0), side="right"))
@@ -103,7 +102,7 @@ def _packed(draw: Draw, count: int, limits: Limits, config: PlanConfig) -> Micro
         limits,
         config,
         key_for(config.seed, 0, Purpose.SAMPLES),
-        is_ordered=True,
+        phase_starts=draw.phase_starts,
     )
     if not packed.in_steps:
         return packed
