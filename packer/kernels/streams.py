@@ -152,3 +152,14 @@ def shuffle_passes(orders, key):
             shuffle(row, 0, count // 4, subkey(stream, 0))
             shuffle(row, count // 4, count - count // 4, subkey(stream, 1))
             shuffle(row, count - count // 4, count, subkey(stream, 2))
+
+
+@jit
+def count_within(seqlens, tokens):
+    """Return how many of the first samples hold no more than so many tokens."""
+    held = np.int64(0)
+    for sample in range(len(seqlens)):
+        held += np.int64(seqlens[at(sample)])
+        if held > tokens:
+            return sample
+    return len(seqlens)

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from packer.errors import ConfigError
+from packer.kernels import streams as kernels
 from packer.kernels.limits import Limits
 from packer.options.config import PlanConfig
 from packer.planner.order.orders import IntArray, Purpose, key_for
@@ -73,9 +74,7 @@ def _with_end(
     slack = 2 * step_size * int(limits.budgets.max()) + (total // 256 if num_rows is not None else 0)
     for _ in range(_TRIES):
         draw = mixer.stream_to(total, slack)
-        held = np.cumsum(draw.pieces.seqlens, dtype=np.int64)
-        num_body = int(np.searchsorted(held, max(tokens, 0), side="right"))
-        del held
+        num_body = int(kernels.count_within(draw.pieces.seqlens, max(tokens, 0)))
         if group_width(config) > 1:
             num_body -= num_body % step_size
         body = _packed(draw, num_body, limits, config)
