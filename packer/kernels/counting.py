@@ -1,5 +1,7 @@
 """Counting: histograms of lengths, and ids scattered into the order of their lengths."""
 
+import numpy as np
+
 from packer.kernels._jit import at, jit
 
 
@@ -47,6 +49,13 @@ def mean_pieces(pieces, starts, sizes, width, first, last, means):
                 total += pieces[at(position)]
                 count += 1
         means[unit] = total // max(count, 1)
+
+
+@jit
+def join_entries(lengths, first, last, entries):
+    """Write entries [first, last), length << 32 | sample, of samples in their order."""
+    for sample in range(first, last):
+        entries[at(sample)] = np.int64(lengths[at(sample)]) << 32 | sample
 
 
 @jit

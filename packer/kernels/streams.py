@@ -21,23 +21,37 @@ NEVER = np.int64(2**62)
 
 
 @inline
-def _advance(stream, amount, weights, quotas, begins, clock, rest, phase, left):
-    """Move the clock of a stream by ``amount`` of its units; into the next phases where its quota is used."""
-    while amount > left[at(stream)] and phase[at(stream)] + 1 < len(begins):
-        amount -= left[at(stream)]
-        phase[at(stream)] += 1
-        now = phase[at(stream)]
-        clock[at(stream)], rest[at(stream)] = begins[at(now)], 0
-        left[at(stream)] = quotas[at(now), at(stream)]
-    weight = weights[at(phase[at(stream)]), at(stream)]
-    left[at(stream)] -= amount
-    if weight == 0:
-        if amount > 0:
-            clock[at(stream)] = NEVER
+def _next_due(amount, before, rest, weight):
+    """Return where a stream's clock is after ``amount`` units of a share, and what the division leaves."""
+    moved = np.uint64((amount << WEIGHT_BITS) + rest)
+    quotient = moved // np.uint64(weight)
+    return min(before + np.int64(quotient), NEVER), np.int64(moved - quotient * np.uint64(weight))
+
+
+@inline
+def _set_due(stream, amount, weights, quotas, begins, clock, rest, phase, left, due):
+    """Set when the middle of a stream's next sample is due; its clock then shows the sample's end."""
+    # a share that begins later begins with its phase
+    while left[stream] == 0 and phase[stream] + 1 < len(begins):
+        phase[stream] += 1
+        clock[stream], rest[stream] = begins[at(phase[stream])], 0
+        left[stream] = quotas[at(phase[stream]), stream]
+    before, room, whole = clock[stream], left[stream], amount
+    while amount > left[stream] and phase[stream] + 1 < len(begins):
+        amount -= left[stream]
+        phase[stream] += 1
+        clock[stream], rest[stream] = begins[at(phase[stream])], 0
+        left[stream] = quotas[at(phase[stream]), stream]
+    left[stream] -= amount
+    weight = weights[at(phase[stream]), stream]
+    if weight == 0 and amount > 0:
+        # the stream's share ends inside the sample
+        clock[stream] = NEVER
+        due[stream] = before if 2 * room >= whole else NEVER
         return
-    moved = (amount << WEIGHT_BITS) + rest[at(stream)]
-    clock[at(stream)] = min(clock[at(stream)] + moved // weight, NEVER)
-    rest[at(stream)] = moved % weight
+    if weight > 0:
+        clock[stream], rest[stream] = _next_due(amount, clock[stream], rest[stream], weight)
+    due[stream] = before + (clock[stream] - before >> 1)
 
 
 @jit
@@ -60,72 +74,46 @@ def merge(entries, edges, weights, quotas, begins, end, by_samples, places, seql
     Returns:
         How many samples were due.
     """
-    num_streams, num_phases = len(edges) - 1, len(begins)
+    num_streams, last_phase = len(edges) - 1, len(begins) - 1
     cursors = edges[:num_streams].copy()
     clock, rest = np.zeros(num_streams, np.int64), np.zeros(num_streams, np.int64)
     phase, left = np.zeros(num_streams, np.int64), quotas[0].copy()
-    due = np.empty(num_streams, np.int64)
+    due = np.full(num_streams, NEVER)
     for stream in range(num_streams):
-        _set_due(
-            stream,
-            entries,
-            edges,
-            by_samples,
-            cursors,
-            weights,
-            quotas,
-            begins,
-            clock,
-            rest,
-            phase,
-            left,
-            due,
-        )
+        if cursors[at(stream)] < edges[at(stream + 1)]:
+            amount = np.int64(SAMPLE_UNITS) if by_samples else entries[at(cursors[at(stream)])] >> 32
+            _set_due(at(stream), amount, weights, quotas, begins, clock, rest, phase, left, due)
     count, current = np.int64(0), 0
     phase_starts[:] = 0
     while True:
-        first = 0
-        for stream in range(1, num_streams):
-            if due[at(stream)] < due[at(first)]:
-                first = stream
-        now = due[at(first)]
-        while current + 1 < num_phases and now >= begins[at(current + 1)]:
+        stream, now = at(0), due[0]
+        for other in range(1, num_streams):
+            is_sooner = due[at(other)] < now
+            stream = at(other) if is_sooner else stream
+            now = due[at(other)] if is_sooner else now
+        while current < last_phase and now >= begins[at(current + 1)]:
             current += 1
             phase_starts[at(current)] = count
         if now >= end or now >= NEVER:
             return count
-        entry = entries[at(cursors[at(first)])]
+        cursor = cursors[stream]
+        entry = entries[at(cursor)]
         places[at(count)] = entry & 0xFFFFFFFF
         seqlens[at(count)] = entry >> 32
-        streams[at(count)] = first
+        streams[at(count)] = stream
         count += 1
-        cursors[at(first)] += 1
-        _set_due(
-            first, entries, edges, by_samples, cursors, weights, quotas, begins, clock, rest, phase, left, due
-        )
-
-
-@inline
-def _set_due(
-    stream, entries, edges, by_samples, cursors, weights, quotas, begins, clock, rest, phase, left, due
-):
-    """Set when the middle of a stream's next sample is due; its clock then shows the sample's end."""
-    if cursors[at(stream)] == edges[at(stream + 1)] or clock[at(stream)] >= NEVER:
-        due[at(stream)] = NEVER
-        return
-    amount = np.int64(SAMPLE_UNITS) if by_samples else entries[at(cursors[at(stream)])] >> 32
-    # a share that begins later begins with its phase
-    while left[at(stream)] == 0 and phase[at(stream)] + 1 < len(begins):
-        phase[at(stream)] += 1
-        clock[at(stream)], rest[at(stream)] = begins[at(phase[at(stream)])], 0
-        left[at(stream)] = quotas[at(phase[at(stream)]), at(stream)]
-    before, room = clock[at(stream)], left[at(stream)]
-    _advance(stream, amount, weights, quotas, begins, clock, rest, phase, left)
-    if clock[at(stream)] >= NEVER:
-        # the stream's share ends inside the sample
-        due[at(stream)] = before if 2 * room >= amount else NEVER
-        return
-    due[at(stream)] = before + (clock[at(stream)] - before >> 1)
+        cursors[stream] = cursor + 1
+        if cursor + 1 == edges[at(stream + at(1))] or clock[stream] >= NEVER:
+            due[stream] = NEVER
+            continue
+        amount = np.int64(SAMPLE_UNITS) if by_samples else entries[at(cursor + 1)] >> 32
+        if phase[stream] < last_phase:
+            _set_due(stream, amount, weights, quotas, begins, clock, rest, phase, left, due)
+            continue
+        # no quota ends any more
+        before = clock[stream]
+        clock[stream], rest[stream] = _next_due(amount, before, rest[stream], weights[at(last_phase), stream])
+        due[stream] = before + (clock[stream] - before >> 1)
 
 
 @jit
@@ -164,3 +152,14 @@ def shuffle_passes(orders, key):
             shuffle(row, 0, count // 4, subkey(stream, 0))
             shuffle(row, count // 4, count - count // 4, subkey(stream, 1))
             shuffle(row, count - count // 4, count, subkey(stream, 2))
+
+
+@jit
+def count_within(seqlens, tokens):
+    """Return how many of the first samples hold no more than so many tokens."""
+    held = np.int64(0)
+    for sample in range(len(seqlens)):
+        held += np.int64(seqlens[at(sample)])
+        if held > tokens:
+            return sample
+    return len(seqlens)

@@ -192,7 +192,9 @@ class EpochPlanner:
         self.pace.begin(Phase.LAY_OUT, epoch)
         if not limits.packed:
             return drawn, microbatches
-        in_rows = microbatches.seqlens[positions_of(microbatches)]
+        in_rows = microbatches.seqlens
+        if len(microbatches.leftover):
+            in_rows = in_rows[positions_of(microbatches)]
         bound = lower_bound(*histogram(in_rows), limits)
         figures = {"lower_bound": bound, "num_packed": len(microbatches)}
         return drawn, replace(microbatches, figures=microbatches.figures | figures)

@@ -47,10 +47,13 @@ class Pieces:
 
     def drop(self, pieces: IntArray, reasons: NDArray[np.uint8]) -> DroppedSamples:
         """Report ``pieces`` as dropped, in the order of their samples."""
-        order = np.argsort(pieces, kind="stable")
-        order = order[np.argsort(self.sample_ids(pieces[order]), kind="stable")]
-        pieces, reasons = pieces[order], reasons[order]
+        if not _rises(pieces):
+            order = np.argsort(pieces, kind="stable")
+            pieces, reasons = pieces[order], reasons[order]
         samples = self.sample_ids(pieces)
+        if not _rises(samples):
+            order = np.argsort(samples, kind="stable")
+            pieces, samples, reasons = pieces[order], samples[order], reasons[order]
         return DroppedSamples(
             sample_ids=samples,
             seqlens=self.source[samples].astype(np.int64),
@@ -112,6 +115,11 @@ def choose_pieces(
     if config.too_long == "split" and int(seqlens[kept].max()) > limit:
         return Chosen(_split(seqlens, kept, limit), lost, limit)
     return Chosen(*_whole_or_truncated(seqlens, lengths, kept, limit, lost, config), limit)
+
+
+def _rises(values: IntArray) -> bool:
+    """Say whether no value is below the one before it."""
+    return bool((values[1:] >= values[:-1]).all())
 
 
 def _is_reordered(config: PlanConfig) -> bool:
@@ -195,6 +203,7 @@ def _lost(seqlens: IntArray, samples: IntArray, fate: NDArray[np.uint8] | None) 
 
 def joined(parts: Sequence[DroppedSamples]) -> DroppedSamples:
     """Return drops of several kinds as one, in the order of their samples."""
+    parts = [part for part in parts if len(part.sample_ids)] or list(parts[:1])
     if len(parts) == 1:
         return parts[0]
     samples = np.concatenate([part.sample_ids for part in parts])

@@ -92,9 +92,12 @@ def shuffled_entries(lengths: IntArray, key: np.uint64) -> NDArray[np.int64]:
 
 def entries_in_order(lengths: IntArray) -> NDArray[np.int64]:
     """Return every sample's ``length << 32 | index``, as they stand."""
-    entries = lengths.astype(np.int64)
-    entries <<= 32
-    entries |= np.arange(len(lengths), dtype=np.uint32)
+    id_dtype(len(lengths))
+    entries = np.empty(len(lengths), np.int64)
+    run_chunks(
+        lambda _, first, last: counting.join_entries(lengths, first, last, entries),
+        chunk_edges(len(lengths)),
+    )
     return entries
 
 

@@ -5,6 +5,7 @@ by their shares, so that every stretch of the stream holds each of them as it sh
 that order but for a small neighbourhood.
 """
 
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
@@ -33,6 +34,7 @@ from packer.planner.order.orders import (
 _WHOLE = 1 << kernels.WEIGHT_BITS
 _MOST_TOKENS = 2**60
 _ENDLESS = 2**61
+_UPPER_HALF = int(sys.byteorder == "little")
 _SMALL = 1 << 16
 """Pieces of a source whose passes are shuffled one swap after the other, in a cache."""
 
@@ -269,8 +271,8 @@ class Mixer:
         if rest:
             passes[-1] = passes[-1][:rest]
         elif tokens is not None:
-            held = np.cumsum(passes[-1] >> 32)
-            passes[-1] = passes[-1][: int(np.searchsorted(held, tokens)) + 2]
+            seqlens = passes[-1].view(np.int32)[_UPPER_HALF::2]
+            passes[-1] = passes[-1][: int(kernels.count_within(seqlens, tokens)) + 2]
         return np.concatenate(passes) if len(passes) > 1 else passes[0]
 
     def passes(self) -> list[Fraction]:

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from packer.errors import ConfigError
+from packer.kernels import streams as kernels
 from packer.kernels.limits import Limits
 from packer.options.config import PlanConfig
 from packer.planner.order.orders import IntArray, Purpose, key_for
@@ -73,9 +74,7 @@ def _with_end(
     slack = 2 * step_size * int(limits.budgets.max()) + (total // 256 if num_rows is not None else 0)
     for _ in range(_TRIES):
         draw = mixer.stream_to(total, slack)
-        held = np.cumsum(draw.pieces.seqlens, dtype=np.int64)
-        num_body = int(np.searchsorted(held, max(tokens, 0), side="right"))
-        del held
+        num_body = int(kernels.count_within(draw.pieces.seqlens, max(tokens, 0)))
         if group_width(config) > 1:
             num_body -= num_body % step_size
         body = _packed(draw, num_body, limits, config)
@@ -84,7 +83,12 @@ def _with_end(
         end = _in_order(draw, num_body, limits, config)
         packed = _joined(body, end, draw, config)
         whole = len(packed) // step_size * step_size
-        if (whole >= num_rows) if num_rows is not None else (_tokens(packed, whole) >= total):
+        if num_rows is not None:
+            is_full = whole >= num_rows
+        else:
+            # the body is less than the total
+            is_full = _tokens(body) + _tokens(end, max(0, whole - len(body))) >= total and whole >= len(body)
+        if is_full:
             return draw, packed
         slack *= 4
     raise ConfigError(_no_microbatch(config))
@@ -154,8 +158,10 @@ def _nothing(draw: Draw, config: PlanConfig) -> MicroBatches:
     )
 
 
-def _tokens(packed: MicroBatches, count: int) -> int:
-    """Return the tokens of the first ``count`` micro-batches."""
+def _tokens(packed: MicroBatches, count: int | None = None) -> int:
+    """Return the tokens of the first ``count`` micro-batches, or of all."""
+    if count is None and not len(packed.leftover):
+        return int(packed.seqlens.sum(dtype=np.int64))
     rows = replace(packed, starts=packed.starts[:count], sizes=packed.sizes[:count])
     return int(packed.seqlens[positions_of(rows)].sum(dtype=np.int64))
 
