@@ -22,7 +22,7 @@ from packer.planner.order.stream import Draw, Mixer, mixer_of
 from packer.planner.packing.curriculum import pack_by_admission
 from packer.planner.packing.lower_bound import lower_bound
 from packer.planner.packing.microbatches import IntArray, MicroBatches, positions_of
-from packer.planner.packing.pack import limits_of, pack
+from packer.planner.packing.pack import limits_of, pack, pack_in_order
 from packer.planner.packing.total import pack_to_total
 from packer.planner.progress import Pace, Phase
 from packer.planner.rate import lr_scales, mean_size
@@ -176,17 +176,25 @@ class EpochPlanner:
             return compose(
                 self._pack(epoch, limits, first_step), *fixed, self.config, epoch, self.loss_tokens
             )
-        drawn, microbatches = self._pack_stream(epoch, limits, mixer)
-        mixture = Mixture.of(drawn, len(self.sources), mixer.fractions())
-        composed = compose(microbatches, drawn, mixture, self.config, epoch, self.loss_tokens)
+        composed = self._compose_stream(epoch, limits, mixer)
+        if composed.num_met:
+            # a source that is hardly larger than a step: only its own order, pass after pass, keeps it apart
+            strict = mixer_of(self.pieces, self.sources, self.config, is_strict=True)
+            assert strict is not None
+            composed = self._compose_stream(epoch, limits, strict)
         passes = mixer.repeats()
         if self.config.has_total:
-            passes = mixer.passes_used(drawn, composed.num_reached)
-        unreached = mixer.newest_unused(drawn, composed.num_reached, passes)
+            passes = mixer.passes_used(composed.drawn, composed.num_reached)
+        unreached = mixer.newest_unused(composed.drawn, composed.num_reached, passes)
         if not len(unreached):
             return composed
         codes = np.full(len(unreached), reason("unreached"), np.uint8)
         return replace(composed, dropped=joined([composed.dropped, self.pieces.drop(unreached, codes)]))
+
+    def _compose_stream(self, epoch: int, limits: Limits, mixer: Mixer) -> Composition:
+        drawn, microbatches = self._pack_stream(epoch, limits, mixer)
+        mixture = Mixture.of(drawn, len(self.sources), mixer.fractions())
+        return compose(microbatches, drawn, mixture, self.config, epoch, self.loss_tokens)
 
     def _pack_stream(self, epoch: int, limits: Limits, mixer: Mixer) -> tuple[Draw, MicroBatches]:
         """Draw the stream of an epoch, and pack it."""
@@ -196,10 +204,12 @@ class EpochPlanner:
             drawn, microbatches = pack_to_total(mixer, limits, config)
         else:
             drawn = mixer.stream(epoch)
-            pieces, key = drawn.pieces, key_for(config.seed, epoch, Purpose.SAMPLES)
-            microbatches = pack(
-                pieces.lengths, pieces.owners, limits, config, key, phase_starts=drawn.phase_starts
-            )
+            lengths, owners = drawn.pieces.lengths, drawn.pieces.owners
+            if mixer.is_strict:
+                microbatches = replace(pack_in_order(lengths, owners, limits, config), num_dealt=0)
+            else:
+                key = key_for(config.seed, epoch, Purpose.SAMPLES)
+                microbatches = pack(lengths, owners, limits, config, key, phase_starts=drawn.phase_starts)
         self.pace.begin(Phase.LAY_OUT, epoch)
         if not limits.packed:
             return drawn, microbatches

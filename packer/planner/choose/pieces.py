@@ -29,6 +29,9 @@ class Pieces:
     """(P,) where each piece begins in its sample; None where no sample is cut."""
     source: IntArray
     """(N,) lengths of all samples of the source."""
+    kept_apart: IntArray | None = None
+    """(P,) pieces of one number must not meet in a micro-batch; below 0: may meet any. None: those of one
+    sample must not."""
 
     def __len__(self) -> int:
         """Return P."""
@@ -36,7 +39,9 @@ class Pieces:
 
     @property
     def owners(self) -> IntArray | None:
-        """The sample of each piece where one sample may have several; else None."""
+        """What must not meet: by piece its sample, where one may have several; None where all may."""
+        if self.kept_apart is not None:
+            return self.kept_apart
         return self.ids if self.starts is not None and (self.starts > 0).any() else None
 
     def sample_ids(self, pieces: IntArray) -> IntArray:

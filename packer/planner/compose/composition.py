@@ -17,6 +17,7 @@ from packer.planner.compose.balance import balance
 from packer.planner.compose.deal import deal
 from packer.planner.compose.mix import design_effect
 from packer.planner.compose.mixture import Mixture, blocks_of, phases_of
+from packer.planner.compose.repeats import part_repeats
 from packer.planner.compose.sequence import put_in_sequence
 from packer.planner.compose.steps import MicroBatchSums, Rows, fill_steps
 from packer.planner.order.orders import take
@@ -56,6 +57,8 @@ class Composition:
     """(T,)"""
     is_ended: bool
     """A total ends the epoch."""
+    num_met: int
+    """Rows that hold a sample that is in their step once more, which its source is large enough to avoid."""
     is_full: NDArray[np.bool_]
     """(T,) neither filler nor repeat."""
     phases: NDArray[np.int64]
@@ -112,6 +115,7 @@ def compose(
     if drawn.is_stream and sources is not None:
         order = put_in_sequence(order, microbatches, sources, blocks, mixture.fractions, config)
     rows = fill_steps(order, microbatches, sums, config, epoch)
+    rows, num_met = part_repeats(rows, microbatches, drawn, phases, config, epoch)
     rows, imbalance = balance(rows, sums.costs, config, epoch)
     figures = microbatches.figures
     if imbalance is not None:
@@ -172,6 +176,7 @@ def compose(
         num_loss_tokens=num_loss_tokens,
         loss_tokens_of_rows=loss_tokens_of_rows,
         is_ended=config.has_total,
+        num_met=num_met,
         max_seqlen=_by_step(np.max, longest, step_size),
         is_full=~_by_step(np.any, rows.is_filler | rows.is_repeat, step_size),
         phases=phases,

@@ -28,6 +28,7 @@ class Purpose(IntEnum):
     SUBSTREAM = 8
     DEALING = 9
     STREAMS = 10
+    REPEATS = 11
 
 
 def key_for(seed: int, epoch: int, purpose: Purpose) -> np.uint64:

@@ -35,6 +35,9 @@ from packer.planner.order.orders import (
 _WHOLE = 1 << kernels.WEIGHT_BITS
 _MOST_TOKENS = 2**60
 _ENDLESS = 2**61
+_REACH = {"next-fit": 1 << 10, "windowed": 1 << 10, "mixed": 1 << 14, "best-fit": 1 << 18}
+"""Pieces of a stream, about, by which a packing may move one."""
+
 _UPPER_HALF = int(sys.byteorder == "little")
 _SMALL = 1 << 16
 """Pieces of a source whose passes are shuffled one swap after the other, in a cache."""
@@ -51,6 +54,8 @@ class Draw:
     """(P,) the source of each; None where there is one."""
     places: IntArray | None = None
     """(P,) which of the chosen pieces each is; None where they are those, in any order."""
+    pass_sizes: NDArray[np.int64] | None = None
+    """(S,) pieces of one pass through each source, of a stream."""
     phase_starts: NDArray[np.int64] = field(default_factory=lambda: np.zeros(1, np.int64))
     """(H,) the first piece of every phase; 0 first."""
 
@@ -76,13 +81,27 @@ class Shares(NamedTuple):
 class Mixer:
     """Makes the streams of a plan: which pieces of each source, how often, and when."""
 
-    def __init__(self, chosen: Pieces, sources: Sequence[PlanSource], config: PlanConfig) -> None:
+    def __init__(
+        self,
+        chosen: Pieces,
+        sources: Sequence[PlanSource],
+        config: PlanConfig,
+        *,
+        is_strict: bool = False,
+    ) -> None:
         """Take stock of what was chosen of every source.
+
+        Args:
+            chosen: of all sources.
+            sources: S of them.
+            config: the options.
+            is_strict: every pass has the order of the first, so that a piece is not used again before all
+                others of its source are.
 
         Raises:
             ConfigError: a source that is to be used, and of which nothing is left.
         """
-        self.chosen, self.sources, self.config = chosen, sources, config
+        self.chosen, self.sources, self.config, self.is_strict = chosen, sources, config, is_strict
         ids = chosen.ids
         firsts = np.array([source.first_id for source in sources] + [sources[-1].stop_id], np.int64)
         # (S + 1,) positions: the ids of pieces rise
@@ -222,6 +241,35 @@ class Mixer:
             starts = [Fraction(str(phase.start)) for phase in self.config.phases]
         return list(zip(starts, [*starts[1:], Fraction(1)], self.fractions(), strict=True))
 
+    def _kept_apart(
+        self,
+        ids: IntArray,
+        places: IntArray,
+        seqlens: NDArray[np.int32],
+        starts: NDArray[np.int32] | None,
+        sources: NDArray[np.uint16],
+    ) -> IntArray | None:
+        """Return what must not meet in a micro-batch: the pieces of a sample, and a piece of two passes.
+
+        Two passes bring a piece no closer than half the source. It is kept apart from itself where packing
+        moves pieces as far as that; not where micro-batches hold more of a source than it has.
+        """
+        count, num_pieces = len(places), self.num_pieces
+        if not count:
+            return None
+        used = np.bincount(sources, minlength=len(num_pieces))
+        per_token = count / int(seqlens.sum(dtype=np.int64))
+        in_microbatch = min(self.config.max_samples or count, max(self.config.budgets.values()) * per_token)
+        reach = _REACH[str(self.config.packing)] + 2 * self.config.window * in_microbatch
+        is_enough = num_pieces >= 2 * in_microbatch * used / count
+        if starts is not None and starts.any():
+            assert self.chosen.ids is not None  # cut samples are several pieces each
+            is_next = np.diff(self.chosen.ids, append=-1) == 0
+            is_several = is_next | np.roll(is_next, 1)
+            return np.where(is_enough[sources] | is_several[places], ids, -1)
+        may_meet = is_enough & (used > num_pieces) & (num_pieces < 2 * reach * used / count)
+        return np.where(may_meet[sources], places, -1) if may_meet.any() else None
+
     def stream(self, epoch: int) -> Draw:
         """Return the stream of an epoch that passes through the sources as often as was asked."""
         total = self.tokens_of_passes()
@@ -280,7 +328,8 @@ class Mixer:
         id_dtype(num_pieces)
         entries = shuffled_entries(self.chosen.seqlens[start : start + count], subkey(key, 0))
         entries += start  # a place needs 32 bits
-        passes = _passes(entries, whole + (rest > 0 or tokens is not None), key)
+        num_passes = whole + (rest > 0 or tokens is not None)
+        passes = [entries] * num_passes if self.is_strict else _passes(entries, num_passes, key)
         if rest:
             passes[-1] = passes[-1][:rest]
         elif tokens is not None:
@@ -339,6 +388,8 @@ class Mixer:
         )
         del entries
         places, seqlens, sources = places[:count], seqlens[:count], sources[:count]
+        starts = None if self.chosen.starts is None else self.chosen.starts[places]
+        ids = self.chosen.sample_ids(places)
         chosen = self.chosen
         lengths = seqlens[np.newaxis]
         if len(chosen.lengths) > 1:
@@ -347,24 +398,28 @@ class Mixer:
             pieces=Pieces(
                 lengths=lengths,
                 seqlens=seqlens,
-                ids=chosen.sample_ids(places),
-                starts=None if chosen.starts is None else chosen.starts[places],
+                ids=ids,
+                starts=starts,
                 source=chosen.source,
+                kept_apart=self._kept_apart(ids, places, seqlens, starts, sources),
             ),
+            pass_sizes=self.num_pieces,
             places=places,
             sources=sources,
             phase_starts=phase_starts,
         )
 
 
-def mixer_of(chosen: Pieces, sources: Sequence[PlanSource], config: PlanConfig) -> Mixer | None:
+def mixer_of(
+    chosen: Pieces, sources: Sequence[PlanSource], config: PlanConfig, *, is_strict: bool = False
+) -> Mixer | None:
     """Return what makes the streams of a plan; None where every epoch passes once through one source.
 
     So it does where the order is the user's, or a curriculum's: then sources are one data set.
     """
     is_asked_for = config.repeat is not None or config.has_total
     is_spread = len(sources) > 1 and config.order == "random" and config.curriculum is None
-    return Mixer(chosen, sources, config) if is_asked_for or is_spread else None
+    return Mixer(chosen, sources, config, is_strict=is_strict) if is_asked_for or is_spread else None
 
 
 def _passes(entries: NDArray[np.int64], num_passes: int, key: np.uint64) -> list[NDArray[np.int64]]:

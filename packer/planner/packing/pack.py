@@ -70,6 +70,28 @@ def pack(
     return packs if config.packing == "best-fit" else in_order_of_pieces(packs, group_width(config))
 
 
+def pack_in_order(
+    lengths: IntArray, owners: IntArray | None, limits: Limits, config: PlanConfig
+) -> MicroBatches:
+    """Pack samples in the very order in which they stand, whatever packing the configuration names.
+
+    Args:
+        lengths: (K, n) int32 lengths of the samples, one row a budget.
+        owners: (n,) the sample of each piece; None where no sample is cut.
+        limits: bounds of a micro-batch.
+        config: the options.
+    """
+    return next_fit(
+        lengths,
+        owners,
+        limits,
+        order="sequential",
+        width=group_width(config),
+        same_seqlen=config.same_seqlen,
+        key=np.uint64(0),
+    )
+
+
 def _packed(
     lengths: IntArray,
     owners: IntArray | None,

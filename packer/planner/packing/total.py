@@ -17,8 +17,7 @@ from packer.options.config import PlanConfig
 from packer.planner.order.orders import IntArray, Purpose, key_for
 from packer.planner.order.stream import Draw, Mixer
 from packer.planner.packing.microbatches import MicroBatches, concatenate, positions_of, reindex
-from packer.planner.packing.next_fit import next_fit
-from packer.planner.packing.pack import group_width, pack
+from packer.planner.packing.pack import group_width, pack, pack_in_order
 
 _PILOT = 1 << 18
 """Samples, about, that tell how many tokens a micro-batch holds."""
@@ -35,7 +34,7 @@ def pack_to_total(mixer: Mixer, limits: Limits, config: PlanConfig) -> tuple[Dra
     """
     if config.total_tokens is not None:
         mixer.check_passes(config.total_tokens)
-        body = config.total_tokens - 1
+        body = 0 if mixer.is_strict else config.total_tokens - 1
         return _with_end(mixer, limits, config, config.total_tokens, body, None)
     rows = int(config.total_steps or 0) * config.microbatches_per_step
     mean = mean_of_microbatch(mixer, limits, config)
@@ -45,9 +44,10 @@ def pack_to_total(mixer: Mixer, limits: Limits, config: PlanConfig) -> tuple[Dra
         total = max(1, round(rows * mean))
         mixer.check_passes(total)
         wanted = max(0, rows - spare) if number < _TRIES - 1 else rows // 2
-        draw, packed = _with_end(mixer, limits, config, total, int(wanted * mean), rows)
+        body = 0 if mixer.is_strict else int(wanted * mean)
+        draw, packed = _with_end(mixer, limits, config, total, body, rows)
         dealt = int(packed.num_dealt or 0)
-        if wanted - spare <= dealt <= rows:
+        if mixer.is_strict or wanted - spare <= dealt <= rows:
             return draw, packed
         mean = _tokens(packed, dealt) / dealt
     return draw, packed
@@ -128,15 +128,8 @@ def _in_order(draw: Draw, first: int, limits: Limits, config: PlanConfig) -> Mic
     if not count:
         return _nothing(draw, config)
     owners = pieces.owners
-    packed = next_fit(
-        np.ascontiguousarray(pieces.lengths[:, first:]),
-        None if owners is None else owners[first:],
-        limits,
-        order="sequential",
-        width=group_width(config),
-        same_seqlen=config.same_seqlen,
-        key=np.uint64(0),
-    )
+    lengths = np.ascontiguousarray(pieces.lengths[:, first:])
+    packed = pack_in_order(lengths, None if owners is None else owners[first:], limits, config)
     return reindex(packed, np.arange(first, len(pieces), dtype=draw.places.dtype))  # type: ignore[union-attr]
 
 
