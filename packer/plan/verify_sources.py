@@ -70,11 +70,11 @@ class SourceRules:
             stated = f"epoch {epoch}: {source.label} is passed through {source.passes:g} times in plan.json"
             if math.ceil(source.passes) != source.num_passes:
                 raise InvariantError(f"{stated}, and {source.num_passes} passes are begun")
-            asked = repeat.get(source.name)
-            if asked is not None and not math.isclose(source.passes, asked):
+            asked, one_piece = repeat.get(source.name), 1 / max(available, 1)
+            if asked is not None and abs(source.passes - asked) > one_piece:
                 raise InvariantError(f"{stated}, repeat={asked:g}")
             bound = most.get(source.name) if isinstance(most, dict) else most
-            if bound is not None and source.passes > bound:
+            if bound is not None and source.passes > bound + one_piece:
                 raise InvariantError(f"{stated}, over max_passes={bound:g}")
             left = (source.num_passes - source.passes) * available
             if not is_cut and abs(left - missing) > 0.5 + 1e-6 * available:
