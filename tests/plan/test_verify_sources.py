@@ -181,7 +181,7 @@ def test_a_sample_twice_in_a_step_is_refused_unless_its_source_is_smaller(
     wrong = repeating([[0, 1], [0], [3], [2, 2], [3], [1]], 4, 2)
     with pytest.raises(
         PlanError,
-        match=r"step 0, sample 0 \(row 0 of a\): .* 2 times, the step holds 3 samples, .* has 4",
+        match=r"step 0, sample 0 \(row 0 of a\): .* in it twice, which holds 3 samples, .* has 4",
     ):
         verify_plan(wrong)
     wrong.save(tmp_path / "plan")
