@@ -121,19 +121,27 @@ class EpochPlanner:
         """Return the sources with how often an epoch passes through each, and the phases."""
         if mixer is None:
             return list(self.sources), None
-        passes = mixer.passes()
+        passes = mixer.repeats()
         if self.config.has_total:
             assert held is not None  # a total is of one epoch
             passes = mixer.passes_used(held[0].drawn, held[0].num_reached)
+            for source, times in zip(self.sources, passes, strict=True):
+                most = mixer.most_passes(source)
+                if most is not None and times > most:  # by the last step
+                    mixer.refuse_passes(source, times, int(held[0].num_tokens[:-1].sum()))
         sources = [
             replace(source, passes=float(times), num_passes=ceil(times))
             for source, times in zip(self.sources, passes, strict=True)
         ]
         if self.config.phases is None or held is None:
             return sources, None
+        starts = held[0].phases.tolist()
         phases = [
-            {"first_step": int(first), "shares": dict(phase.shares)}
-            for first, phase in zip(held[0].phases, self.config.phases, strict=False)
+            {"first_step": first, "shares": dict(phase.shares)}
+            for first, end, phase in zip(
+                starts, [*starts[1:], len(held[0].num_samples)], self.config.phases, strict=True
+            )
+            if first < end
         ]
         return sources, phases
 
@@ -171,7 +179,10 @@ class EpochPlanner:
         drawn, microbatches = self._pack_stream(epoch, limits, mixer)
         mixture = Mixture.of(drawn, len(self.sources), mixer.fractions())
         composed = compose(microbatches, drawn, mixture, self.config, epoch, self.loss_tokens)
-        unreached = mixer.newest_unused(drawn, composed.num_reached)
+        passes = mixer.repeats()
+        if self.config.has_total:
+            passes = mixer.passes_used(drawn, composed.num_reached)
+        unreached = mixer.newest_unused(drawn, composed.num_reached, passes)
         if not len(unreached):
             return composed
         codes = np.full(len(unreached), reason("unreached"), np.uint8)

@@ -148,7 +148,7 @@ def compose(
         lost = leftover[leftover <= int(ordered.max())]
         dropped = pieces.drop(lost, np.full(len(lost), reason("min_samples"), np.uint8))
     num_steps = len(rows.microbatches) // step_size
-    phases = phases[phases < num_steps]
+    phases = np.minimum(phases, num_steps)
     effect = design_effect(
         ordered_seqlens,
         None if drawn.sources is None else take(drawn.sources, ordered),

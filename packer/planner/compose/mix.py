@@ -140,7 +140,7 @@ def design_effect(
         By ``seqlens`` and ``source``: None for samples of one class, or fewer than two steps.
     """
     num_steps = (len(offsets) - 1) // step_size
-    ends = np.minimum(np.append(phases[1:], num_steps), num_steps)
+    ends = np.append(phases[1:], num_steps)
     spans = [(int(first), int(end)) for first, end in zip(phases, ends, strict=True) if first < end]
     fillers = is_filler if is_filler.any() else _NO_FILLERS
     lengths, counts = histogram(seqlens)

@@ -10,12 +10,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 from itertools import pairwise
-from typing import NamedTuple
+from math import ceil
+from typing import NamedTuple, NoReturn
 
 import numpy as np
 from numpy.typing import NDArray
 
-from packer.errors import ConfigError
+from packer.errors import ConfigError, EmptyPlanError
 from packer.kernels import streams as kernels
 from packer.options.config import PlanConfig
 from packer.plan.sources import PlanSource
@@ -167,18 +168,27 @@ class Mixer:
         """
         for number, source in enumerate(self.sources):
             most, passes = self.most_passes(source), self._passes_of(number, total)
-            if most is None or passes <= most:
-                continue
-            fits = int(total * min(self._leeways(total)))
-            what = (
-                f"{fits:,} tokens"
-                if self.config.total_tokens is not None
-                else f"the steps of {fits:,} tokens"
-            )
-            raise ConfigError(
-                f"the plan would pass {float(passes):.4g} times through {source.label}, over --max-passes "
-                f"{float(most):g}; lower its share or the total (to {what}), or raise --max-passes"
-            )
+            if most is not None and passes > most:
+                self.refuse_passes(source, passes, int(total * min(self._leeways(total))))
+
+    def refuse_passes(self, source: PlanSource, passes: Fraction, fits: int) -> NoReturn:
+        """Refuse a plan that passes through a source more often than it may.
+
+        Args:
+            source: which.
+            passes: how often the plan would.
+            fits: tokens of a plan that would not.
+
+        Raises:
+            ConfigError: always.
+        """
+        most = self.most_passes(source)
+        what = "" if self.config.total_tokens is not None else "the steps of "
+        raise ConfigError(
+            f"the plan would pass {float(passes):.4g} times through {source.label}, over --max-passes "
+            f"{float(most or 0):g}; lower its share or the total (to {what}{fits:,} tokens), or raise "
+            "--max-passes"
+        )
 
     def most_passes(self, source: PlanSource) -> Fraction | None:
         """Return how often the plan may pass through a source; None without a bound."""
@@ -219,8 +229,11 @@ class Mixer:
             raise ConfigError(f"the passes sum up to {int(total):,} tokens, over 2^60; lower --repeat")
         key = key_for(self.config.seed, epoch, Purpose.STREAMS)
         runs = []
-        for number in range(len(self.sources)):
-            runs.append(self._run(number, subkey(key, number), self._num_asked(number)))
+        for number, times in enumerate(self.repeats()):
+            pieces = round(times * int(self.num_pieces[number]))
+            runs.append(self._run(number, subkey(key, number), pieces))
+        if not any(map(len, runs)):
+            raise EmptyPlanError("--repeat leaves no sample of any source; raise it")
         shares = self.shares(int(total))
         return self._merge(runs, shares._replace(end=int(kernels.NEVER)))
 
@@ -275,18 +288,6 @@ class Mixer:
             passes[-1] = passes[-1][: int(kernels.count_within(seqlens, tokens)) + 2]
         return np.concatenate(passes) if len(passes) > 1 else passes[0]
 
-    def passes(self) -> list[Fraction]:
-        """Return how often an epoch that no total ends passes through each source."""
-        return [
-            Fraction(self._num_asked(number), max(1, int(held)))
-            for number, held in enumerate(self.num_pieces)
-        ]
-
-    def _num_asked(self, number: int) -> int:
-        """Return how many pieces of a source an epoch takes that no total ends; one, of less than one."""
-        held = int(self.num_pieces[number])
-        return max(1, round(self.repeats()[number] * held)) if held else 0
-
     def passes_used(self, draw: Draw, count: int) -> list[Fraction]:
         """Return how often the first ``count`` pieces of a stream pass through each source."""
         assert draw.sources is not None
@@ -296,19 +297,23 @@ class Mixer:
             for of_source, held in zip(used, self.num_pieces.tolist(), strict=True)
         ]
 
-    def newest_unused(self, draw: Draw, count: int) -> IntArray:
-        """Return what the first ``count`` pieces of a stream leave of the passes that they begin.
+    def newest_unused(self, draw: Draw, count: int, passes: Sequence[Fraction]) -> IntArray:
+        """Return what the first ``count`` pieces of a stream leave of the newest pass of each source.
+
+        Args:
+            draw: the stream.
+            count: pieces of it that the plan takes.
+            passes: (S,) how often these pass through each source.
 
         Returns:
-            The chosen pieces that the newest pass of their source does not reach, rising. Those of a source
-            that no pass begins are not among them.
+            The chosen pieces that they do not reach, rising. Those of a source that no pass begins are not
+            among them.
         """
         assert draw.places is not None
         assert draw.sources is not None
-        used = np.bincount(draw.sources[:count], minlength=len(self.sources))
-        held = np.maximum(self.num_pieces, 1)
-        is_left = np.repeat(used > 0, self.num_pieces)
-        kernels.mark_newest(draw.places, draw.sources, count, (used - 1) // held * held, is_left)
+        begun = np.array([ceil(times) for times in passes], np.int64)
+        is_left = np.repeat(begun > 0, self.num_pieces)
+        kernels.mark_newest(draw.places, draw.sources, count, (begun - 1) * self.num_pieces, is_left)
         left: IntArray = np.flatnonzero(is_left)
         return left
 
