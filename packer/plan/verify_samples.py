@@ -117,9 +117,9 @@ class _Epoch:
         """Check that every sample is planned, or dropped, once in every pass."""
         # (num_samples,) how often each was planned or dropped so far; that no count ran over tells the sum
         seen = np.zeros(self._plan.num_samples, np.min_scalar_type(int(self._num_passes.max()) + 1))
-        total = 0
+        total, one = 0, seen.dtype.type(1)  # of its type, or adding takes 20 times as long
         for _, pieces in self.planned():
-            np.add.at(seen, pieces.sample_ids, 1)
+            np.add.at(seen, pieces.sample_ids, one)
             total += len(pieces.sample_ids)
         if total != seen.sum(dtype=np.int64) or self._first(seen, np.greater) is not None:
             self._refuse_another_time()
@@ -286,12 +286,13 @@ class _Epoch:
     def _of_sources(self) -> list[dict[str, int]]:
         """Return what is planned of each source."""
         sources = self._plan.sources
-        # (sources, 2) samples and tokens
-        found = np.zeros((len(sources), 2), np.int64)
+        samples, tokens = np.zeros((2, len(sources)), np.int64)
         for _, pieces in self.planned():
             of = source_of(pieces.sample_ids, sources)
-            np.add.at(found, of, np.stack([pieces.starts == 0, pieces.seqlens], axis=1))
-        return [{"num_samples": samples, "num_tokens": tokens} for samples, tokens in found.tolist()]
+            samples += np.bincount(of[pieces.starts == 0], minlength=len(sources))
+            np.add.at(tokens, of, pieces.seqlens.astype(np.int64))
+        found = zip(samples.tolist(), tokens.tolist(), strict=True)
+        return [{"num_samples": in_samples, "num_tokens": in_tokens} for in_samples, in_tokens in found]
 
     def _losses(self) -> dict[str, Any]:
         """Return what this epoch alone does not plan, by reason, and how many samples are cut.

@@ -70,11 +70,11 @@ class SourceRules:
             stated = f"epoch {epoch}: {source.label} is passed through {source.passes:g} times in plan.json"
             if math.ceil(source.passes) != source.num_passes:
                 raise InvariantError(f"{stated}, and {source.num_passes} passes are begun")
-            asked = repeat.get(source.name)
-            if asked is not None and not math.isclose(source.passes, asked):
+            asked, one_piece = repeat.get(source.name), 1 / max(available, 1)
+            if asked is not None and abs(source.passes - asked) > one_piece:
                 raise InvariantError(f"{stated}, repeat={asked:g}")
             bound = most.get(source.name) if isinstance(most, dict) else most
-            if bound is not None and source.passes > bound:
+            if bound is not None and source.passes > bound + one_piece:
                 raise InvariantError(f"{stated}, over max_passes={bound:g}")
             left = (source.num_passes - source.passes) * available
             if not is_cut and abs(left - missing) > 0.5 + 1e-6 * available:
@@ -86,15 +86,16 @@ class SourceRules:
         """A step holds a piece twice only if it has more pieces than there are samples in the source."""
         available = self._available()
         for first_step, pieces, in_step in self._pieces_of_steps(epoch):
-            keys, counts = np.unique(pieces, axis=1, return_counts=True)
-            room = available[source_of(keys[1], self._sources)]
-            wrong = (counts > 1) & (in_step[keys[0]] <= room)
+            pieces = pieces[:, np.lexsort(pieces)]
+            again = pieces[:2, 1:][:, (pieces[:, 1:] == pieces[:, :-1]).all(axis=0)]
+            room = available[source_of(again[1], self._sources)]
+            wrong = in_step[again[0]] <= room
             if wrong.any():
                 at = int(np.argmax(wrong))
-                times = counted(int(counts[at]), "time")
+                step, sample = again[:, at].tolist()
                 raise InvariantError(
-                    f"epoch {epoch}, step {first_step + keys[0, at]}, sample {keys[1, at]}: it is in there "
-                    f"{times}, the step holds {in_step[keys[0, at]]} samples, and its source has {room[at]}"
+                    f"epoch {epoch}, step {first_step + step}, sample {sample}: it is in it twice, which "
+                    f"holds {counted(int(in_step[step]), 'sample')}, and its source has {room[at]}"
                 )
 
     def _available(self) -> NDArray[np.int64]:
