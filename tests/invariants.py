@@ -61,7 +61,7 @@ def check(folder, seqlens=None, loss_tokens=None):
         steps, _ = read(folder / f"epoch-{epoch:05d}" / "steps.arrow")
         assert len(rows) == len(steps) * config["dp_size"] * config["grad_accum"], "E micro-batches a step"
         for at, row in enumerate(rows):
-            check_row(at, row, config)
+            check_row(at, row, config, max(source["num_passes"] for source in header["sources"]))
             height = 1 if config["layout"] == "packed" else row["num_samples"]
             real = 0 if row["is_filler"] else row["num_tokens"]
             shapes[height, row["padded_seqlen"]].append(real)
@@ -122,7 +122,7 @@ def check_files(folder, header):
     assert str(folder.resolve().parent) not in text, "a path in plan.json"
 
 
-def check_row(at, row, config):
+def check_row(at, row, config, num_passes=1):
     ranks, accum = config["dp_size"], config["grad_accum"]
     assert at == (row["step"] * accum + row["accum"]) * ranks + row["dp_rank"]
     assert 0 <= row["accum"] < accum
@@ -133,7 +133,10 @@ def check_row(at, row, config):
     assert min(lengths) > 0, "an empty piece"
     assert sum(lengths) == row["num_tokens"]
     assert max(lengths) == row["max_seqlen"]
-    assert len(set(row["sample_ids"])) == len(row["sample_ids"]), "a sample twice in one micro-batch"
+    if num_passes <= 1:
+        assert len(set(row["sample_ids"])) == len(row["sample_ids"]), "a sample twice in one micro-batch"
+    pieces = zip(row["sample_ids"], row.get("starts", row["sample_ids"]), strict=True)
+    assert len(set(pieces)) == len(set(row["sample_ids"])), "two pieces of a sample in one micro-batch"
     flops = config.get("balance") == "flops"
     hidden = config.get("hidden_size")
     assert row["cost"] == sum(12 * hidden * n + n * n if flops else n for n in lengths)
@@ -332,9 +335,8 @@ def check_mixture(steps, by_step, dropped, header, counts):
             before = sum(held.values())
             for row in by_step[at]:
                 if not row["is_filler"] and not row["is_repeat"]:
-                    starts = row.get("starts", [0] * row["num_samples"])
-                    for sample, start, length in zip(row["sample_ids"], starts, row["seqlens"], strict=True):
-                        held[source_at(sample, header)] += (start == 0) if by_samples else length
+                    for sample, length in zip(row["sample_ids"], row["seqlens"], strict=True):
+                        held[source_at(sample, header)] += 1 if by_samples else length
             largest = max(largest, sum(held.values()) - before)
         whole = sum(held.values())
         for number, source in enumerate(sources):

@@ -8,6 +8,9 @@ from packer.kernels.rng import below
 TRIES = 48
 """Rows that are tried as a partner of one that has to go."""
 
+ENOUGH = 8
+"""Partners that would do, of which the one is taken that holds the most alike of the sources."""
+
 SPAN = 64
 """Steps on either side in which a partner is looked for."""
 
@@ -87,14 +90,45 @@ def _may_join(
     return True
 
 
+@inline
+def _distance(mine, theirs, pieces, seqlens, sources, starts, sizes, held):
+    """Return how much two micro-batches differ in what they hold of the sources; ``held`` is left at 0."""
+    for position in range(starts[mine], starts[mine] + sizes[mine]):
+        held[at(sources[at(pieces[at(position)])])] += np.int64(seqlens[at(position)])
+    for position in range(starts[theirs], starts[theirs] + sizes[theirs]):
+        held[at(sources[at(pieces[at(position)])])] -= np.int64(seqlens[at(position)])
+    distance = np.int64(0)
+    for microbatch in (mine, theirs):
+        for position in range(starts[microbatch], starts[microbatch] + sizes[microbatch]):
+            source = at(sources[at(pieces[at(position)])])
+            distance += abs(held[source])
+            held[source] = 0
+    return distance
+
+
 @jit
 def part_repeats(
-    pieces, names, sources, starts, sizes, rows, is_copy, step_size, rooms, first, last, key, seen, is_met
+    pieces,
+    seqlens,
+    names,
+    sources,
+    starts,
+    sizes,
+    rows,
+    is_copy,
+    step_size,
+    rooms,
+    first,
+    last,
+    key,
+    seen,
+    is_met,
 ):
     """Exchange marked rows of steps [first, last) with rows nearby, where then neither meets its like.
 
     Args:
         pieces: as ``find_repeats`` takes it.
+        seqlens: (n,) int32, their lengths.
         names: likewise.
         sources: likewise.
         starts: likewise.
@@ -110,13 +144,17 @@ def part_repeats(
         is_met: (R,) bool, as ``find_repeats`` filled it.
     """
     seen[:] = 0
+    held = np.zeros(len(rooms), np.int64)
     stamp, draws = np.int64(0), np.int64(0)
     for place in range(first * step_size, last * step_size):
         if not is_met[at(place)]:
             continue
         step = place // step_size
         low, high = max(first, step - SPAN), min(last, step + SPAN + 1)
+        best, least, found = np.int64(-1), np.int64(0), 0
         for _ in range(TRIES):
+            if found == ENOUGH:
+                break
             other = low * step_size + below(key, draws, (high - low) * step_size)
             draws += 1
             there = other // step_size
@@ -157,5 +195,9 @@ def part_repeats(
                 seen,
                 stamp + 1,
             ):
-                rows[at(place)], rows[at(other)] = theirs, mine
-                break
+                found += 1
+                cost = _distance(mine, theirs, pieces, seqlens, sources, starts, sizes, held)
+                if best < 0 or cost < least:
+                    best, least = other, cost
+        if best >= 0:
+            rows[at(place)], rows[at(best)] = rows[at(best)], rows[at(place)]

@@ -101,7 +101,7 @@ class PlanConfig:
     """Each source's share of the plan, in sum 1; or phases, as ``(start, shares)``: from that share of the
     total on. Kept as phases. Default: what the sources hold, each passed through as often."""
     mix_by: MixBy = "tokens"
-    """What the shares count."""
+    """What the shares count; a piece of a sample that is cut counts as one."""
     repeat: Mapping[str, float] | None = None
     """How often an epoch passes through each source: 2.5 means every sample twice, a random half of them a
     third time. Default: once."""

@@ -162,7 +162,7 @@ class SourceRules:
             is_copy = np.repeat(table.is_filler | table.is_repeat, np.diff(table.offsets))
             steps = np.repeat(table.step, np.diff(table.offsets))[~is_copy]
             phase = np.searchsorted(first_steps, steps, side="right") - 1
-            weights = pieces.starts == 0 if by_samples else pieces.seqlens
+            weights = np.ones_like(pieces.seqlens) if by_samples else pieces.seqlens
             np.add.at(held, (phase, source_of(pieces.sample_ids, self._sources)), weights)
         for steps_table in self._plan.epoch(epoch).steps():
             phase = np.searchsorted(first_steps, steps_table.step, side="right") - 1

@@ -30,7 +30,10 @@ def resolve_step_tokens(config: PlanConfig, pieces: Pieces, sources: Sequence[Pl
     mixer = mixer_of(pieces, sources, config)
     phase_starts = None
     if mixer is not None:
-        tokens = config.total_tokens or (config.total_steps or 0) * config.step_tokens
+        # a total below a step is a step
+        tokens = config.step_tokens * (config.total_steps or 1)
+        if config.total_tokens is not None:
+            tokens = max(tokens, config.total_tokens)
         drawn = mixer.stream_to(tokens, 0) if config.has_total else mixer.stream(0)
         pieces, phase_starts = drawn.pieces, drawn.phase_starts
     packed = pack(pieces.lengths, pieces.owners, limits, config, key, phase_starts=phase_starts)

@@ -1,14 +1,19 @@
 """Several sources in one plan: shares in every stretch, passes, phases, totals."""
 
+import contextlib
+import tempfile
 from collections import Counter
+from pathlib import Path
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from packer.errors import ConfigError, EmptyPlanError, PackerError
+from packer.errors import ConfigError, EmptyPlanError, SampleTooLongError
+from packer.plan import load_plan, verify_plan
 from packer.planner import PlanConfig, make_plan
+from tests import invariants
 from tests.shares import check_shares, held
 
 
@@ -22,7 +27,7 @@ def data():
     return {
         "web": lognormal(0, 250, 20_000),
         "code": lognormal(1, 400, 9_000),
-        "chat": lognormal(2, 60, 5_000, most=400),
+        "chat": lognormal(2, 60, 12_000, most=400),
     }
 
 
@@ -245,47 +250,14 @@ others = st.fixed_dictionaries(
 )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(mixtures(), others)
 def test_odd_mixtures_are_planned_or_refused(mixture, options):
     sources, wishes = mixture
-    try:
+    refusals = (ConfigError, EmptyPlanError, SampleTooLongError)
+    with contextlib.suppress(*refusals), tempfile.TemporaryDirectory() as folder:
         config = PlanConfig(max_tokens=60, **wishes, **options)
-        plan = make_plan(sources, config)
-    except PackerError as error:
-        assert isinstance(error, ConfigError | EmptyPlanError) or "over the limit" in str(error)
-        return
-    check_plan(plan, sources, config)
-
-
-def check_plan(plan, sources, config):
-    """Assert that passes, drops and total are what was asked for."""
-    seqlens = np.concatenate([np.asarray(lengths) for lengths in sources.values()])
-    for epoch in range(config.epochs):
-        rows = [row for table in plan.epoch(epoch).microbatches() for row in range(len(table.step))]
-        assert len(rows) == plan.epoch(epoch).num_steps * config.microbatches_per_step
-        tokens = held(plan, epoch).tokens.sum(axis=1)
-        if config.total_tokens is not None:
-            assert tokens[:-1].sum() < config.total_tokens <= tokens.sum()
-        if config.total_steps is not None:
-            assert len(tokens) == config.total_steps
-        planned, lost = Counter(), Counter()
-        for table in plan.epoch(epoch).microbatches():
-            real = ~np.repeat(table.is_filler | table.is_repeat, np.diff(table.offsets))
-            for sample, length in zip(
-                table.sample_ids[real].tolist(), table.seqlens[real].tolist(), strict=True
-            ):
-                planned[sample] += length
-        always = Counter()
-        for part in plan.dropped():
-            for e, sample, number in zip(
-                part.epoch.tolist(), part.sample_id.tolist(), part.num_tokens.tolist(), strict=True
-            ):
-                if e < 0:
-                    always[sample] += number
-                elif e == epoch:
-                    lost[sample] += number
-        for source in plan.header["sources"]:
-            for sample in range(source["first_id"], source["first_id"] + source["num_samples"]):
-                each = int(seqlens[sample]) - always[sample]
-                assert planned[sample] + lost[sample] == source["num_passes"] * each
+        make_plan(sources, config, out=Path(folder, "plan"))
+        seqlens = np.concatenate([np.asarray(lengths) for lengths in sources.values()])
+        invariants.check(Path(folder, "plan"), seqlens)
+        verify_plan(load_plan(Path(folder, "plan")))

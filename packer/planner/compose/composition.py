@@ -20,7 +20,7 @@ from packer.planner.compose.mixture import Mixture, blocks_of, phases_of
 from packer.planner.compose.repeats import part_repeats
 from packer.planner.compose.sequence import put_in_sequence
 from packer.planner.compose.steps import MicroBatchSums, Rows, fill_steps
-from packer.planner.order.orders import take
+from packer.planner.order.orders import Purpose, key_for, subkey, take
 from packer.planner.order.stream import Draw
 from packer.planner.order.threads import chunk_edges, run_chunks
 from packer.planner.packing.microbatches import IntArray, MicroBatches
@@ -112,10 +112,25 @@ def compose(
     phases = phases_of(microbatches, drawn, config)
     blocks = blocks_of(microbatches, phases, mixture, config)
     order = deal(microbatches, sources, sums.costs, blocks, config, epoch)
+    parting = key_for(config.seed, epoch, Purpose.REPEATS)
     if drawn.is_stream and sources is not None:
+        whole = blocks[-1].stop // config.microbatches_per_step * config.microbatches_per_step
+        order[:whole], _ = part_repeats(
+            order[:whole], None, microbatches, drawn, phases, config, subkey(parting, 0)
+        )
         order = put_in_sequence(order, microbatches, sources, blocks, mixture.fractions, config)
     rows = fill_steps(order, microbatches, sums, config, epoch)
-    rows, num_met = part_repeats(rows, microbatches, drawn, phases, config, epoch)
+    # what filled the last step may meet its like there
+    parted, num_met = part_repeats(
+        rows.microbatches,
+        rows.is_filler | rows.is_repeat,
+        microbatches,
+        drawn,
+        phases,
+        config,
+        subkey(parting, 1),
+    )
+    rows = replace(rows, microbatches=parted)
     rows, imbalance = balance(rows, sums.costs, config, epoch)
     figures = microbatches.figures
     if imbalance is not None:
