@@ -543,3 +543,73 @@ def time_lost(costs, step_size, dp_size):
     by_slots = sum(map(max, slots)) * dp_size / sum(costs) - 1
     by_steps = sum(max(map(sum, zip(*step, strict=True))) for step in steps) * dp_size / sum(costs) - 1
     return by_slots, by_steps
+
+
+# Streams of several sources.
+
+
+def merge(streams, weights, quotas, begins, end, unit):
+    """Merge streams of lengths by when the middle of each sample is due; see ``kernels.streams.merge``."""
+    never, whole = 2**62, 1 << 30
+    samples = []
+    for number, lengths in enumerate(streams):
+        clock, rest, phase, left = 0, 0, 0, quotas[0][number]
+        for place, length in enumerate(lengths):
+            if clock >= never:
+                break
+            amount = length if unit is None else unit
+            while left == 0 and phase + 1 < len(begins):
+                phase += 1
+                clock, rest, left = begins[phase], 0, quotas[phase][number]
+            before, room, mine = clock, left, amount
+            while amount > left and phase + 1 < len(begins):
+                amount -= left
+                phase += 1
+                clock, rest, left = begins[phase], 0, quotas[phase][number]
+            left -= amount
+            weight = weights[phase][number]
+            if weight == 0 and amount > 0:
+                due, clock = (before if 2 * room >= mine else never), never
+            else:
+                if weight > 0:
+                    moved = amount * whole + rest
+                    clock, rest = min(clock + moved // weight, never), moved % weight
+                due = before + (clock - before) // 2
+            samples.append((due, number, place))
+    # a stream gives its samples in their order: what is due earlier than the one before waits for it
+    found, cursors = [], [0] * len(streams)
+    queues = [[sample for sample in samples if sample[1] == number] for number in range(len(streams))]
+    starts, current = [0] * len(begins), 0
+    while True:
+        heads = [queue[cursors[n]] for n, queue in enumerate(queues) if cursors[n] < len(queue)]
+        due, number, place = min(heads, default=(never, 0, 0))
+        while current + 1 < len(begins) and due >= begins[current + 1]:
+            current += 1
+            starts[current] = len(found)
+        if due >= end or due >= never:
+            return found, starts
+        found.append((number, place))
+        cursors[number] += 1
+
+
+def sequence(deviations, reach):
+    """Return steps in the order in which running totals stay near nothing; see ``kernels.sequence``."""
+    most, waiting, out, entered = 1 << 20, [], [], 0
+    sums = [0] * (len(deviations[0]) if deviations else 0)
+    for place in range(len(deviations)):
+        while len(waiting) < reach and entered < len(deviations):
+            waiting.append(entered)
+            entered += 1
+
+        def cost(step, place=place, sums=sums):
+            off = deviations[step]
+            crossed = sum(total * part for total, part in zip(sums, off, strict=True))
+            return 256 * crossed + (64 - min(place - step, 1024)) * sum(part * part for part in off)
+
+        step = min(waiting, key=cost)
+        waiting.remove(step)
+        out.append(step)
+        sums = [
+            min(max(total + part, -most), most) for total, part in zip(sums, deviations[step], strict=True)
+        ]
+    return out
