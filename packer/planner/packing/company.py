@@ -29,7 +29,7 @@ def with_company(
     limits: Limits,
     *,
     key: np.uint64,
-    is_ordered: bool = False,
+    stretches: NDArray[np.int64] | None = None,
 ) -> MicroBatches:
     """Return rows that hold ``min_samples``, and about the fewest that ``max_samples`` allows.
 
@@ -39,12 +39,13 @@ def with_company(
         owners: (n,) the sample of each piece; None where no sample is cut.
         limits: bounds of a row.
         key: of the random choices.
-        is_ordered: the samples are to be used in their order, which is random already.
+        stretches: edges that no window crosses, where the samples are to be used in their order, which is
+            random already; None where they are to be shuffled.
     """
     is_short = bool((packs.sizes < limits.min_samples).any())
     if not is_short and not _are_too_many(packs, limits):
         return packs
-    dealt = _deal(lengths[0], owners, limits, key, is_ordered)
+    dealt = _deal(lengths[0], owners, limits, key, stretches)
     if not is_short and (len(dealt) >= len(packs) or len(dealt.leftover)):
         return packs
     return dealt
@@ -61,14 +62,20 @@ def _are_too_many(packs: MicroBatches, limits: Limits) -> bool:
 
 
 def _deal(
-    lengths: IntArray, owners: IntArray | None, limits: Limits, key: np.uint64, is_ordered: bool
+    lengths: IntArray,
+    owners: IntArray | None,
+    limits: Limits,
+    key: np.uint64,
+    stretches: NDArray[np.int64] | None,
 ) -> MicroBatches:
     """Deal the samples of each window over its rows."""
     size = len(lengths)
-    order = np.arange(size, dtype=id_dtype(size)) if is_ordered else permutation(size, subkey(key, 0))
+    order = permutation(size, subkey(key, 0)) if stretches is None else np.arange(size, dtype=id_dtype(size))
     numbers, num_owners = compact_owners(owners)
     windows = max(1, len(order) // _WINDOW)
     edges = np.arange(windows + 1, dtype=np.int64) * len(order) // windows
+    if stretches is not None:
+        edges = np.union1d(edges, stretches)
 
     def work(window: int, _first: int, _stop: int) -> tuple[IntArray, NDArray[np.int64], IntArray]:
         samples = order[edges[window] : edges[window + 1]]
@@ -85,7 +92,7 @@ def _deal(
         sizes = sizes[sizes >= max(1, limits.min_samples)]
         return grouped[: sizes.sum()], sizes, grouped[sizes.sum() :]
 
-    results = run_chunks(work, np.arange(windows + 1, dtype=np.int64))
+    results = run_chunks(work, np.arange(len(edges), dtype=np.int64))
     pieces = np.concatenate([rows for rows, _, _ in results])
     sizes = np.concatenate([sizes for _, sizes, _ in results])
     rows = MicroBatches(

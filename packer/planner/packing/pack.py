@@ -133,7 +133,7 @@ def _packed(
             is_ordered=is_ordered,
         )
     if limits.packed:
-        return _amend(packs, config.packing, lengths, owners, limits, key, is_ordered)
+        return _amend(packs, config.packing, lengths, owners, limits, key, stretches)
     return packs
 
 
@@ -187,13 +187,13 @@ def _amend(
     owners: IntArray | None,
     limits: Limits,
     key: np.uint64,
-    is_ordered: bool,
+    stretches: NDArray[np.int64] | None,
 ) -> MicroBatches:
     """See to what a packing does not look at: who is in a row, and how many at least."""
     if owners is not None and packing != "mixed":
         packs = keep_apart(packs, owners, limits._replace(min_samples=1), subkey(key, 2))
         order = permutation(len(packs), subkey(key, 3))
         packs = replace(packs, starts=packs.starts[order], sizes=packs.sizes[order])
-    amended = with_company(packs, lengths, owners, limits, key=subkey(key, 4), is_ordered=is_ordered)
+    amended = with_company(packs, lengths, owners, limits, key=subkey(key, 4), stretches=stretches)
     is_moved = owners is not None or amended is not packs
-    return in_order_of_pieces(amended, 1) if is_ordered and is_moved else amended
+    return in_order_of_pieces(amended, 1) if stretches is not None and is_moved else amended
