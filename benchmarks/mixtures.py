@@ -36,7 +36,9 @@ def seconds_of(sources: object, config: PlanConfig, repeats: int) -> float:
 
 def main() -> None:
     """Print a table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("num_samples", type=lambda text: int(text.replace("_", "")))
     parser.add_argument("--sources", type=int, default=8)
     parser.add_argument("--repeats", type=int, default=1)

@@ -173,9 +173,9 @@ def test_a_pass_is_shuffled_anew_and_keeps_its_distance():
 def test_no_bound_on_passes_is_exceeded(data):
     options = {"max_tokens": 4096, "mix": SHARES, "total_tokens": 6_000_000}
     with pytest.raises(
-        ConfigError, match=r"pass .* times through chat, over --max-passes 2; .* \(to [\d,]+ tokens\)"
+        ConfigError, match=r"pass .* times through chat, over --max-passes 1; .* \(to [\d,]+ tokens\)"
     ):
-        make_plan(data, PlanConfig(max_passes=2, **options))
+        make_plan(data, PlanConfig(max_passes=1, **options))
     make_plan(data, PlanConfig(max_passes={"web": 2}, **options))
 
 

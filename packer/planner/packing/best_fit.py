@@ -24,16 +24,8 @@ _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 """2^64 / φ."""
 
 
-def stretch_edges(num_samples: int, phase_starts: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return the edges of stretches of about equal size, none of which is in two phases."""
-    stretches = max(1, num_samples // _STRETCH)
-    edges = np.arange(stretches + 1, dtype=np.int64) * num_samples // stretches
-    found: NDArray[np.int64] = np.unique(np.append(edges, np.minimum(phase_starts, num_samples)))
-    return found
-
-
 def best_fit_in_order(
-    lengths: IntArray, limits: Limits, edges: NDArray[np.int64], *, key: np.uint64
+    lengths: IntArray, limits: Limits, phase_starts: NDArray[np.int64], *, key: np.uint64
 ) -> MicroBatches:
     """Pack samples by best-fit-decreasing, stretch by stretch of their order, which is random already.
 
@@ -41,6 +33,9 @@ def best_fit_in_order(
     every length the samples that are next in the order: what goes with their order, as sources do, stays.
     """
     num_samples = lengths.shape[1]
+    stretches = max(1, num_samples // _STRETCH)
+    edges = np.arange(stretches + 1, dtype=np.int64) * num_samples // stretches
+    edges = np.union1d(edges, phase_starts)
     parts = []
     for number, (start, stop) in enumerate(pairwise(edges.tolist())):
         part = best_fit(

@@ -29,7 +29,7 @@ def with_company(
     limits: Limits,
     *,
     key: np.uint64,
-    stretches: NDArray[np.int64] | None = None,
+    phase_starts: NDArray[np.int64] | None = None,
 ) -> MicroBatches:
     """Return rows that hold ``min_samples``, and about the fewest that ``max_samples`` allows.
 
@@ -39,13 +39,13 @@ def with_company(
         owners: (n,) the sample of each piece; None where no sample is cut.
         limits: bounds of a row.
         key: of the random choices.
-        stretches: edges that no window crosses, where the samples are to be used in their order, which is
-            random already; None where they are to be shuffled.
+        phase_starts: where phases begin, whose samples stay apart, and the samples stand in a random order in
+            which they are to be used; None where the order is still to be made.
     """
     is_short = bool((packs.sizes < limits.min_samples).any())
     if not is_short and not _are_too_many(packs, limits):
         return packs
-    dealt = _deal(lengths[0], owners, limits, key, stretches)
+    dealt = _deal(lengths[0], owners, limits, key, phase_starts)
     if not is_short and (len(dealt) >= len(packs) or len(dealt.leftover)):
         return packs
     return dealt
@@ -66,16 +66,18 @@ def _deal(
     owners: IntArray | None,
     limits: Limits,
     key: np.uint64,
-    stretches: NDArray[np.int64] | None,
+    phase_starts: NDArray[np.int64] | None,
 ) -> MicroBatches:
     """Deal the samples of each window over its rows."""
     size = len(lengths)
-    order = permutation(size, subkey(key, 0)) if stretches is None else np.arange(size, dtype=id_dtype(size))
+    order = (
+        permutation(size, subkey(key, 0)) if phase_starts is None else np.arange(size, dtype=id_dtype(size))
+    )
     numbers, num_owners = compact_owners(owners)
     windows = max(1, len(order) // _WINDOW)
     edges = np.arange(windows + 1, dtype=np.int64) * len(order) // windows
-    if stretches is not None:
-        edges = np.union1d(edges, stretches)
+    if phase_starts is not None:
+        edges = np.union1d(edges, phase_starts)
 
     def work(window: int, _first: int, _stop: int) -> tuple[IntArray, NDArray[np.int64], IntArray]:
         samples = order[edges[window] : edges[window + 1]]

@@ -10,7 +10,7 @@ from packer.options.config import PlanConfig
 from packer.planner.choose.limits import limits_for
 from packer.planner.order.orders import histogram, permutation, subkey
 from packer.planner.packing.apart import keep_apart
-from packer.planner.packing.best_fit import best_fit, best_fit_in_order, stretch_edges
+from packer.planner.packing.best_fit import best_fit, best_fit_in_order
 from packer.planner.packing.company import with_company
 from packer.planner.packing.microbatches import (
     IntArray,
@@ -62,12 +62,12 @@ def pack(
         phase_starts: the samples stand in a random order, in which they are to be used but for their
             neighbourhood, and which phases begin where. None where the order is still to be made.
     """
-    if phase_starts is None:
-        return _packed(lengths, owners, limits, config, key, None)
-    edges = stretch_edges(lengths.shape[1], phase_starts)
-    packs = _packed(lengths, owners, limits, config, key, edges)
+    if phase_starts is not None:
+        phase_starts = np.minimum(phase_starts, lengths.shape[1])
+    packs = _packed(lengths, owners, limits, config, key, phase_starts)
     # best-fit's packs stand in an order that is better than that of their pieces
-    return packs if config.packing == "best-fit" else in_order_of_pieces(packs, group_width(config))
+    is_in_order = phase_starts is None or config.packing == "best-fit"
+    return packs if is_in_order else in_order_of_pieces(packs, group_width(config))
 
 
 def pack_in_order(
@@ -98,12 +98,12 @@ def _packed(
     limits: Limits,
     config: PlanConfig,
     key: np.uint64,
-    stretches: NDArray[np.int64] | None,
+    phase_starts: NDArray[np.int64] | None,
 ) -> MicroBatches:
     """Pack samples in an order of their own, or in that in which they stand."""
-    width, is_ordered = group_width(config), stretches is not None
+    width = group_width(config)
     if config.packing == "next-fit":
-        return _in_given_order(lengths, owners, limits, config, key, is_ordered)
+        return _in_given_order(lengths, owners, limits, config, key, phase_starts is not None)
     if len(lengths) > 1:
         return windowed_pairs(
             lengths,
@@ -112,15 +112,15 @@ def _packed(
             width=width,
             same_seqlen=config.same_seqlen,
             key=key,
-            is_ordered=is_ordered,
+            phase_starts=phase_starts,
         )
     if config.packing == "mixed":
-        packs = mixed(lengths, owners, limits, key=key, is_ordered=is_ordered)
+        packs = mixed(lengths, owners, limits, key=key, phase_starts=phase_starts)
     elif config.packing == "best-fit":
-        if stretches is None:
+        if phase_starts is None:
             packs = best_fit(lengths, limits, key=key)
         else:
-            packs = best_fit_in_order(lengths, limits, stretches, key=key)
+            packs = best_fit_in_order(lengths, limits, phase_starts, key=key)
     else:
         packs = windowed(
             lengths,
@@ -130,10 +130,10 @@ def _packed(
             width=width,
             same_seqlen=config.same_seqlen,
             key=key,
-            is_ordered=is_ordered,
+            phase_starts=phase_starts,
         )
     if limits.packed:
-        return _amend(packs, config.packing, lengths, owners, limits, key, stretches)
+        return _amend(packs, config.packing, lengths, owners, limits, key, phase_starts)
     return packs
 
 
@@ -187,13 +187,13 @@ def _amend(
     owners: IntArray | None,
     limits: Limits,
     key: np.uint64,
-    stretches: NDArray[np.int64] | None,
+    phase_starts: NDArray[np.int64] | None,
 ) -> MicroBatches:
     """See to what a packing does not look at: who is in a row, and how many at least."""
     if owners is not None and packing != "mixed":
         packs = keep_apart(packs, owners, limits._replace(min_samples=1), subkey(key, 2))
         order = permutation(len(packs), subkey(key, 3))
         packs = replace(packs, starts=packs.starts[order], sizes=packs.sizes[order])
-    amended = with_company(packs, lengths, owners, limits, key=subkey(key, 4), stretches=stretches)
+    amended = with_company(packs, lengths, owners, limits, key=subkey(key, 4), phase_starts=phase_starts)
     is_moved = owners is not None or amended is not packs
-    return in_order_of_pieces(amended, 1) if stretches is not None and is_moved else amended
+    return in_order_of_pieces(amended, 1) if phase_starts is not None and is_moved else amended

@@ -23,7 +23,7 @@ def windowed_pairs(
     width: int,
     same_seqlen: bool,
     key: np.uint64,
-    is_ordered: bool = False,
+    phase_starts: NDArray[np.int64] | None = None,
 ) -> MicroBatches:
     """Pack samples of several lengths inside windows of a random order; see ``windowed``.
 
@@ -34,13 +34,15 @@ def windowed_pairs(
         width: 1, or the micro-batches of a step that must agree in shape.
         same_seqlen: whether that shape includes S.
         key: of the random order.
-        is_ordered: the samples stand in such an order already.
+        phase_starts: where phases begin, whose samples stay apart, and the samples stand in a random order in
+            which they are to be used; None where the order is still to be made.
     """
     num_samples = lengths.shape[1]
-    order = (
-        np.arange(num_samples, dtype=id_dtype(num_samples)) if is_ordered else permutation(num_samples, key)
-    )
-    edges = window_edges(lengths, limits, window, width)
+    if phase_starts is None:
+        order = permutation(num_samples, key)
+    else:
+        order = np.arange(num_samples, dtype=id_dtype(num_samples))
+    edges = window_edges(lengths, limits, window, width, phase_starts)
     order = order[_sorted_inside(lengths[:, order], limits, edges)]
     out = order.copy()
     stretches = np.empty((2, len(order)), np.int64)
