@@ -163,3 +163,10 @@ def count_within(seqlens, tokens):
         if held > tokens:
             return sample
     return len(seqlens)
+
+
+@jit
+def count_streams(streams, first, last, counts):
+    """Add to ``counts`` (int64[S]) how many of the samples [first, last) are of each stream."""
+    for sample in range(first, last):
+        counts[at(streams[at(sample)])] += 1

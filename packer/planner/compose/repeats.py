@@ -8,10 +8,13 @@ from numpy.typing import NDArray
 from packer.kernels import repeats as kernels
 from packer.options.config import PlanConfig
 from packer.planner.order.orders import subkey
-from packer.planner.order.stream import Draw
+from packer.planner.order.stream import REACH, Draw, count_sources
 from packer.planner.packing.microbatches import MicroBatches
 
 _SWEEPS = 4
+
+_STEPS_MOVED = 1 << 10
+"""Steps by which dealing and sequence move a sample at most, by far."""
 
 
 def part_repeats(
@@ -39,14 +42,18 @@ def part_repeats(
     """
     if drawn.places is None or drawn.sources is None or drawn.pass_sizes is None or not len(rows):
         return rows, 0
-    used = np.bincount(drawn.sources, minlength=len(drawn.pass_sizes))
+    used = count_sources(drawn.sources, len(drawn.pass_sizes))
     rooms = np.where(used > drawn.pass_sizes, drawn.pass_sizes, -1)
     step_size = config.microbatches_per_step
     num_steps = len(rows) // step_size
     is_copy = np.zeros(len(rows), np.bool_) if is_copy is None else is_copy
     # a pass that is smaller than every step may be in each of them twice
     in_rows = microbatches.sizes[rows] * ~is_copy
-    rooms[rooms < in_rows.reshape(num_steps, step_size).sum(axis=1).min()] = -1
+    of_steps = in_rows.reshape(num_steps, step_size).sum(axis=1)
+    rooms[rooms < of_steps.min()] = -1
+    # nor do two passes meet that are further apart than anything is moved
+    reach = REACH[str(config.packing)] + _STEPS_MOVED * int(of_steps.max())
+    rooms[drawn.pass_sizes / np.maximum(used, 1) * len(drawn.pieces) > 2 * reach] = -1
     if (rooms < 0).all():
         return rows, 0
     rows, is_met = rows.copy(), np.empty(len(rows), np.bool_)

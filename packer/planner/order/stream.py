@@ -31,11 +31,12 @@ from packer.planner.order.orders import (
     subkey,
     take,
 )
+from packer.planner.order.threads import chunk_edges, run_chunks
 
 _WHOLE = 1 << kernels.WEIGHT_BITS
 _MOST_TOKENS = 2**60
 _ENDLESS = 2**61
-_REACH = {"next-fit": 1 << 10, "windowed": 1 << 10, "mixed": 1 << 14, "best-fit": 1 << 18}
+REACH = {"next-fit": 1 << 10, "windowed": 1 << 10, "mixed": 1 << 14, "best-fit": 1 << 18}
 """Pieces of a stream, about, by which a packing may move one."""
 
 _UPPER_HALF = int(sys.byteorder == "little")
@@ -257,10 +258,10 @@ class Mixer:
         count, num_pieces = len(places), self.num_pieces
         if not count:
             return None
-        used = np.bincount(sources, minlength=len(num_pieces))
+        used = count_sources(sources, len(num_pieces))
         per_token = count / int(seqlens.sum(dtype=np.int64))
         in_microbatch = min(self.config.max_samples or count, max(self.config.budgets.values()) * per_token)
-        reach = _REACH[str(self.config.packing)] + 2 * self.config.window * in_microbatch
+        reach = REACH[str(self.config.packing)] + 2 * self.config.window * in_microbatch
         is_enough = num_pieces >= 2 * in_microbatch * used / count
         if starts is not None and starts.any():
             assert self.chosen.ids is not None  # cut samples are several pieces each
@@ -340,7 +341,7 @@ class Mixer:
     def passes_used(self, draw: Draw, count: int) -> list[Fraction]:
         """Return how often the first ``count`` pieces of a stream pass through each source."""
         assert draw.sources is not None
-        used = np.bincount(draw.sources[:count], minlength=len(self.sources)).tolist()
+        used = count_sources(draw.sources[:count], len(self.sources)).tolist()
         return [
             Fraction(of_source, max(1, held))
             for of_source, held in zip(used, self.num_pieces.tolist(), strict=True)
@@ -408,6 +409,15 @@ class Mixer:
             sources=sources,
             phase_starts=phase_starts,
         )
+
+
+def count_sources(sources: NDArray[np.uint16], num_sources: int) -> NDArray[np.int64]:
+    """Return (S,) how many pieces are of each source."""
+    edges = chunk_edges(len(sources))
+    counts = np.zeros((len(edges) - 1, num_sources), np.int64)
+    run_chunks(lambda chunk, first, last: kernels.count_streams(sources, first, last, counts[chunk]), edges)
+    total: NDArray[np.int64] = counts.sum(axis=0)
+    return total
 
 
 def mixer_of(
