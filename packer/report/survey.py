@@ -318,12 +318,13 @@ def microbatches_of(plan: Plan, epoch: int, step: int) -> list[MicroBatch]:
 
 
 def step_rows(plan: Plan, epoch: int, step: int) -> Iterator[dict[str, Any]]:
-    """Yield the micro-batches of one step, as plain JSON.
+    """Yield the micro-batches of one step, as plain JSON; of several sources with the place of each sample's.
 
     Raises:
         PlanError: there is no such epoch or step.
     """
     for found in microbatches_of(plan, epoch, step):
+        of_sources = {"sources": source_of(found.sample_ids, plan.sources).tolist()}
         yield {
             "accum": found.accum,
             "dp_rank": found.dp_rank,
@@ -336,4 +337,4 @@ def step_rows(plan: Plan, epoch: int, step: int) -> Iterator[dict[str, Any]]:
             "cost": found.cost,
             "is_filler": found.is_filler,
             "is_repeat": found.is_repeat,
-        }
+        } | (of_sources if len(plan.sources) > 1 else {})

@@ -59,8 +59,7 @@ class PlanLR(LRScheduler):
 
     With ``by="tokens"`` or ``"samples"`` the inner schedule advances in proportion to what was consumed, such
     that it has taken as many steps as the plan has when the plan ends; over steps of equal size it advances
-    as with ``by="steps"``. So it does in a plan that goes on where another one was left: what was consumed,
-    and how far the schedule was advanced, before it began counts for nothing of its own.
+    as with ``by="steps"``.
     """
 
     def __init__(  # the base class's would take the rates over and step once
@@ -91,16 +90,14 @@ class PlanLR(LRScheduler):
         self.optimizer = optimizer_or_scheduler if is_optimizer else optimizer_or_scheduler.optimizer
         self._loader = loader
         self._by = by
-        self._plan = plan.fingerprint
         last = plan.epoch(plan.num_epochs - 1)
-        begin, end = plan.epoch(0).step(0), last.step(last.num_steps - 1)
-        self._before = {"tokens": begin.tokens_before, "samples": begin.samples_before}
+        end = last.step(last.num_steps - 1)
         self._plan_size = {
             "steps": sum(plan.epoch(epoch).num_steps for epoch in range(plan.num_epochs)),
-            "tokens": end.tokens_before + end.num_tokens - begin.tokens_before,
-            "samples": end.samples_before + end.num_samples - begin.samples_before,
+            "tokens": end.tokens_before + end.num_tokens,
+            "samples": end.samples_before + end.num_samples,
         }
-        self._inner_steps = self._inner_steps_before = 0
+        self._inner_steps = 0
         self._used: dict[int, Any] = {}
         self._base_rates: list[tuple[dict[str, Any], Any]] = []
         if target in _FOLLOWED:
@@ -151,25 +148,16 @@ class PlanLR(LRScheduler):
         return self._inner_steps
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the inner schedule's state, and how far it was advanced, by this plan and before it."""
+        """Return the inner schedule's state, and how far it was advanced."""
         return {
             "inner": None if self._inner is None else self._inner.state_dict(),
             "inner_steps": self._inner_steps,
-            "inner_steps_before": self._inner_steps_before,
-            "plan": self._plan,
             "used": [self._used.get(_key(group)) for group in self.optimizer.param_groups],
         }
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Take over the state of a run, also that of the plan which this one goes on from.
-
-        The loader's position is part of the loader's own state.
-        """
+        """Take over the state of a run; the loader's position is part of the loader's own state."""
         self._inner_steps = state_dict["inner_steps"]
-        is_same_plan = state_dict.get("plan", self._plan) == self._plan
-        self._inner_steps_before = (
-            state_dict.get("inner_steps_before", 0) if is_same_plan else self._inner_steps
-        )
         groups = zip(self.optimizer.param_groups, state_dict["used"], strict=True)
         self._used = {_key(group): rate for group, rate in groups if rate is not None}
         if self._inner is not None:
@@ -182,8 +170,7 @@ class PlanLR(LRScheduler):
             consumed = step.tokens_before + step.num_tokens
         else:
             consumed = step.samples_before + step.num_samples
-        consumed -= self._before[self._by]
-        return self._inner_steps_before + consumed * self._plan_size["steps"] // self._plan_size[self._by]
+        return consumed * self._plan_size["steps"] // self._plan_size[self._by]
 
     def _before_update(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         _restore(self._base_rates)  # an update that raised an error was not followed by the other hook

@@ -1,7 +1,6 @@
 """The learning rate: every update uses base rate × factor, and no schedule sees anything but base rates."""
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,7 +9,7 @@ from torch.optim import SGD, Optimizer
 from torch.optim import lr_scheduler as schedulers
 
 from packer.errors import ConfigError
-from packer.plan import Plan, load_plan, plan_in_memory
+from packer.plan import Plan, plan_in_memory
 from packer.runtime import PlanLoader, PlanLR, scaled_lr
 from tests import plans
 from tests.runtime.replays import Tokens, lengths, make_plan
@@ -156,58 +155,6 @@ def test_the_inner_schedule_advances_with_what_was_consumed(by: Any) -> None:
         advanced.append(inner.last_epoch)
     assert advanced == [3, 3, 3, 3, 4, 6]
     assert optimizer.param_groups[0]["lr"] == 0
-
-
-def later(plan: Plan, folder: Path, *, samples: int, tokens: int) -> Plan:
-    """Return a plan that goes on after so many samples and tokens of others."""
-
-    def edit(rows: list[dict[str, Any]]) -> None:
-        for row in rows:
-            row["samples_before"] += samples
-            row["tokens_before"] += tokens
-
-    plan.save(folder)
-    plans.forge(folder, "epoch-00000/steps.arrow", edit)
-    return load_plan(folder)
-
-
-@pytest.mark.parametrize("by", ["steps", "tokens", "samples"])
-def test_a_plan_that_goes_on_from_another_one_goes_on_with_its_schedule(by: Any, tmp_path: Path) -> None:
-    first = lr_plan([12, 1, 1, 1, 1, 8], base=4)
-    second = later(lr_plan([3, 9], base=4), tmp_path / "plan", samples=24, tokens=72)
-    optimizer, loader = two_groups(), PlanLoader(first, Tokens([3] * 24))
-    scheduler = PlanLR(warm_up(optimizer), first, loader, by=by)
-    for step in loader:
-        list(step)
-        update(optimizer)
-        scheduler.step()
-    state = scheduler.state_dict()
-    assert state["inner_steps"] == 6
-    scheduler.detach()
-
-    def go_on(loader: PlanLoader, state: Any) -> tuple[PlanLR, list[int]]:
-        optimizer = two_groups()
-        scheduler = PlanLR(warm_up(optimizer), second, loader, by=by)
-        scheduler.load_state_dict(state)
-        advanced = []
-        for step in loader:
-            list(step)
-            update(optimizer)
-            scheduler.step()
-            advanced.append(scheduler.last_epoch)
-        return scheduler, advanced
-
-    assert go_on(PlanLoader(second, Tokens([3] * 12)), state)[1] == ([7, 8] if by == "steps" else [6, 8])
-    # and once more within it, after its first step
-    optimizer, loader = two_groups(), PlanLoader(second, Tokens([3] * 12))
-    scheduler = PlanLR(warm_up(optimizer), second, loader, by=by)
-    scheduler.load_state_dict(state)
-    list(next(iter(loader)))
-    update(optimizer)
-    scheduler.step()
-    resumed = PlanLoader(second, Tokens([3] * 12))
-    resumed.load_state_dict(loader.state_dict())
-    assert go_on(resumed, scheduler.state_dict())[1] == [8]
 
 
 @pytest.mark.parametrize("dp_size", [1, 2])
