@@ -192,9 +192,10 @@ class EpochPlanner:
         return replace(composed, dropped=joined([composed.dropped, self.pieces.drop(unreached, codes)]))
 
     def _compose_stream(self, epoch: int, limits: Limits, mixer: Mixer) -> Composition:
-        drawn, microbatches = self._pack_stream(epoch, limits, mixer)
+        drawn, *packed = self._pack_stream(epoch, limits, mixer)
         mixture = Mixture.of(drawn, len(self.sources), mixer.fractions())
-        return compose(microbatches, drawn, mixture, self.config, epoch, self.loss_tokens)
+        # handed over without a name, so that they can go while they are composed
+        return compose(packed.pop(), drawn, mixture, self.config, epoch, self.loss_tokens)
 
     def _pack_stream(self, epoch: int, limits: Limits, mixer: Mixer) -> tuple[Draw, MicroBatches]:
         """Draw the stream of an epoch, and pack it."""

@@ -369,8 +369,12 @@ class Mixer:
 
     def _merge(self, runs: list[NDArray[np.int64]], shares: Shares) -> Draw:
         edges = np.cumsum([0, *map(len, runs)], dtype=np.int64)
-        entries = np.concatenate(runs)
-        runs.clear()
+        # at a billion samples every copy counts: each run is let go as soon as it is taken over
+        entries = np.empty(int(edges[-1]), np.int64)
+        for start in edges[:-1]:
+            run = runs.pop(0)
+            entries[start : start + len(run)] = run
+            del run
         size = len(entries)
         places, seqlens = np.empty(size, id_dtype(max(size, len(self.chosen)))), np.empty(size, np.int32)
         sources, phase_starts = np.empty(size, np.uint16), np.empty(len(shares.begins), np.int64)
