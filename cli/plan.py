@@ -16,12 +16,21 @@ from packer.planner import PlanConfig, PlanProgress
 from packer.report import summarize, summary_lines
 from packer.rereading import Rereading
 
-from .inputs import parse_max_tokens, read_curriculum, read_sample_ids
+from .inputs import (
+    AMOUNT,
+    parse_max_tokens,
+    parse_metrics,
+    parse_mix,
+    parse_passes,
+    read_curriculum,
+    read_sample_ids,
+)
 from .options import GroupedCommand, grouped
 from .progress import ProgressDisplay, compact
 
 LIMITS = "What a micro-batch may hold"
 CHOICE = "Which samples, in which order"
+MIXTURE = "Several sources, and how much of them"
 STEPS = "Steps"
 SHAPES = "Shapes"
 RATE = "Learning rate"
@@ -31,7 +40,7 @@ FILE = click.Path(path_type=Path)
 
 
 @click.command(cls=GroupedCommand)
-@click.argument("metrics", type=click.Path(path_type=Path, readable=False), metavar="METRICS")
+@click.argument("metrics", nargs=-1, required=True, callback=parse_metrics, metavar="[NAME=]METRICS...")
 @grouped(OUTPUT, "--out", required=True, type=click.Path(path_type=Path), help="Plan directory to make.")
 @grouped(OUTPUT, "--overwrite", is_flag=True, help="Replace an existing plan.")
 @grouped(OUTPUT, "--json", "as_json", is_flag=True, help="Print the summary for machines.")
@@ -67,14 +76,14 @@ FILE = click.Path(path_type=Path)
 @grouped(
     LIMITS,
     "--max-attention",
-    type=int,
+    type=AMOUNT,
     metavar="N",
     help="Bound B·S² (packed: Σ len²) too, for attention that materialises the matrix.",
 )
 @grouped(
     LIMITS,
     "--max-seqlen",
-    type=int,
+    type=AMOUNT,
     metavar="N",
     help="A longer sample is too long.  [default: what fits alone, rounded]",
 )
@@ -120,8 +129,8 @@ FILE = click.Path(path_type=Path)
     help="Shuffle the blocks of the files (row groups, record batches, shards), then the samples of K of "
     "them at a time, so that each is read once.  [default: all samples at once]",
 )
-@grouped(CHOICE, "--filter-min", type=int, metavar="N", help="Leave out shorter samples.")
-@grouped(CHOICE, "--filter-max", type=int, metavar="N", help="Leave out longer samples.")
+@grouped(CHOICE, "--filter-min", type=AMOUNT, metavar="N", help="Leave out shorter samples.")
+@grouped(CHOICE, "--filter-max", type=AMOUNT, metavar="N", help="Leave out longer samples.")
 @grouped(
     CHOICE,
     "--sample-ids",
@@ -158,6 +167,46 @@ FILE = click.Path(path_type=Path)
     help="Admit samples by difficulty as the steps go on; DeepSpeed's keys (schedule_type and so on).",
 )
 @grouped(
+    MIXTURE,
+    "--mix",
+    multiple=True,
+    callback=parse_mix,
+    metavar="[@START:]NAME=SHARE,...",
+    help="What share each source has of the plan, in every stretch of it; shares sum to 1. Again with "
+    "@0.8: for other shares from that part of the total on.",
+)
+@grouped(
+    MIXTURE,
+    "--mix-by",
+    type=click.Choice(["tokens", "samples"]),
+    default="tokens",
+    help="What the shares count.",
+)
+@grouped(
+    MIXTURE,
+    "--repeat",
+    metavar="NAME=PASSES,...",
+    callback=parse_passes,
+    help="How often an epoch passes through a source. 2.5: every sample twice, a random half a third time.  "
+    "[default: once]",
+)
+@grouped(
+    MIXTURE,
+    "--total-tokens",
+    type=AMOUNT,
+    metavar="N",
+    help="End with the step that reaches N real tokens (20B, 1e9); sources are passed through as often as "
+    "it takes.",
+)
+@grouped(MIXTURE, "--total-steps", type=AMOUNT, metavar="N", help="Plan N steps, likewise.")
+@grouped(
+    MIXTURE,
+    "--max-passes",
+    metavar="N|NAME=N,...",
+    callback=parse_passes,
+    help="Refuse a plan that passes through a source more often.",
+)
+@grouped(
     STEPS, "--dp-size", type=int, default=1, metavar="D", help="Data-parallel ranks: world / (tp·cp·sp·pp)."
 )
 @grouped(
@@ -171,7 +220,7 @@ FILE = click.Path(path_type=Path)
 @grouped(
     STEPS,
     "--step-tokens",
-    type=int,
+    type=AMOUNT,
     metavar="N",
     help="Instead of --grad-accum: as many micro-batches a step as come nearest to N real tokens.",
 )
@@ -275,7 +324,7 @@ FILE = click.Path(path_type=Path)
     help="The factor never exceeds it.",
 )
 def plan(
-    metrics: Path,
+    metrics: Path | dict[str, Path],
     out: Path,
     overwrite: bool,
     as_json: bool,
@@ -285,12 +334,14 @@ def plan(
 ) -> None:
     """Pack the samples into micro-batches and steps.
 
-    METRICS is the directory that `packer analyze` made, or DeepSpeed's DataAnalyzer. The plan says which
-    samples every rank sees in every micro-batch of every step; training replays it.
+    METRICS is the directory that `packer analyze` made, or DeepSpeed's DataAnalyzer; with a name each, there
+    may be several. The plan says which samples every rank sees in every micro-batch of every step; training
+    replays it.
 
     \b
     packer plan metrics --out plan --max-tokens 16384 --dp-size 8
     packer plan metrics --out plan --max-tokens 32768 --dp-size 8 --layout packed --balance flops
+    packer plan web=m-web code=m-code --mix web=0.7,code=0.3 --total-tokens 20B --out plan --max-tokens 32768
     """  # noqa: D301 (the escape is click's)
     if pipeline:
         # packed rows agree in shape once they agree in T
@@ -309,7 +360,10 @@ def plan(
             progress=partial(_show, display),
         )
     seconds = time.perf_counter() - start
-    rereading = rereading_of(made, open_metrics(metrics))
+    # of several sources, which are read side by side, nothing is told
+    alone = metrics if isinstance(metrics, Path) else next(iter(metrics.values()))
+    is_one = isinstance(metrics, Path) or len(metrics) == 1
+    rereading = rereading_of(made, open_metrics(alone)) if is_one else None
     if as_json:
         click.echo(_for_machines(made, out, seconds, rereading))
     else:
@@ -325,9 +379,15 @@ def _show(display: ProgressDisplay, progress: PlanProgress) -> None:
     )
 
 
-def _for_people(made: Plan, metrics: Path, out: Path, seconds: float, rereading: Rereading | None) -> str:
+def _for_people(
+    made: Plan, metrics: Path | dict[str, Path], out: Path, seconds: float, rereading: Rereading | None
+) -> str:
     summary = summarize(made)
-    where, source = shlex.quote(str(out)), shlex.quote(str(metrics))
+    where = shlex.quote(str(out))
+    named = (
+        [f"{name}={path}" for name, path in metrics.items()] if isinstance(metrics, dict) else [str(metrics)]
+    )
+    verified = " ".join(f"--metrics {shlex.quote(metric)}" for metric in named)
     done = (
         f"{summary.planned_tokens:,} tokens planned in {seconds:.1f} s, {summary.num_bytes:,} bytes written"
     )
@@ -336,7 +396,7 @@ def _for_people(made: Plan, metrics: Path, out: Path, seconds: float, rereading:
             f"{out}: {done}",
             *summary_lines(summary),
             *([f"Note: {rereading.told()}"] if rereading is not None and rereading.is_dear else []),
-            f"Next: packer verify {where} --metrics {source}",
+            f"Next: packer verify {where} {verified}",
         ]
     )
 

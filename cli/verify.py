@@ -7,11 +7,11 @@ from pathlib import Path
 import click
 
 from packer.analyzer import verify_source
-from packer.metrics import open_metrics
 from packer.plan import Verified, load_plan, verify_plan
 from packer.shards.verify import VerifiedShards, verify_shards
 from packer.wording import counted
 
+from .inputs import by_source, metrics_by_source
 from .options import PlanPath
 from .progress import ProgressDisplay
 
@@ -20,15 +20,19 @@ from .progress import ProgressDisplay
 @click.argument("plan", type=PlanPath(), metavar="PLAN")
 @click.option(
     "--metrics",
-    type=click.Path(path_type=Path),
-    help="Compare every planned length, and the curriculum, with the metrics that the plan was made from.",
+    "directories",
+    multiple=True,
+    metavar="[NAME=]METRICS",
+    help="Compare every planned length, and the curriculum, with the metrics that the plan was made from; of "
+    "a plan of several sources one for each, by name.",
 )
 @click.option(
     "--source",
     "sources",
     multiple=True,
-    metavar="SOURCE",
-    help="The data set: is it the one that was planned? Some samples are measured again. Repeatable.",
+    metavar="[NAME=]SOURCE",
+    help="The data set: is it the one that was planned? Some samples are measured again. Repeatable: for the "
+    "files of one, and by name for several.",
 )
 @click.option(
     "--measure", default=1000, show_default=True, metavar="N", help="Samples that --source measures again."
@@ -42,7 +46,7 @@ from .progress import ProgressDisplay
 @click.option("--json", "as_json", is_flag=True, help="Print the result for machines.")
 def verify(
     plan: Path | str,
-    metrics: Path | None,
+    directories: tuple[str, ...],
     sources: tuple[str, ...],
     measure: int,
     shards: str | None,
@@ -56,22 +60,22 @@ def verify(
     check with exit code 1, named by step, micro-batch and sample.
     """
     opened = load_plan(plan)
-    lengths = None if metrics is None else open_metrics(metrics)
-    if lengths is not None:
-        lengths.check_files()
+    metrics = metrics_by_source(directories, opened)
     with ProgressDisplay("checking") as progress:
-        checked = verify_plan(opened, metrics=lengths, progress=progress.count)
+        checked = verify_plan(opened, metrics=metrics, progress=progress.count)
     measured = 0
     if sources:
-        measured = verify_source(opened, sources, metrics=lengths, tokenizer=tokenizer, num_samples=measure)
+        measured = verify_source(
+            opened, by_source(sources, opened), metrics=metrics, tokenizer=tokenizer, num_samples=measure
+        )
     held = None
     if shards is not None:
         with ProgressDisplay("comparing") as progress:
             held = verify_shards(
                 opened,
                 shards,
-                list(sources) or None,
-                metrics=lengths,
+                by_source(sources, opened) or None,
+                metrics=metrics,
                 tokenizer=tokenizer,
                 progress=progress.count,
             )
@@ -85,13 +89,16 @@ def verify(
 def _for_people(
     plan: Path | str, checked: Verified, measured: int, held: VerifiedShards | None, has_curriculum: bool
 ) -> str:
+    once = "once in each pass of its source" if checked.has_passes else "once an epoch"
     lines = [
         f"{plan}: every invariant holds",
         f"  {counted(checked.num_files, 'file')} as written; {counted(checked.num_steps, 'step')} in "
         f"{counted(checked.num_epochs, 'epoch')}",
         f"  {counted(checked.num_microbatches, 'micro-batch')} within bounds; "
-        f"{counted(checked.num_samples, 'sample')} planned once an epoch, or dropped with a reason",
+        f"{counted(checked.num_samples, 'sample')} planned {once}, or dropped with a reason",
     ]
+    if checked.with_shares:
+        lines.append("  every source has its share")
     if checked.with_metrics:
         lines.append("  every length as in the metrics")
     if checked.with_curriculum:

@@ -88,8 +88,8 @@ class Decoder(nn.Module):
         self.norm = nn.RMSNorm(config.hidden_size, eps=1e-6)
         self.head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
 
-    def forward(self, batch: Mapping[str, Any], **extra: Any) -> Tensor:
-        """Sum of the losses of this rank's tokens.
+    def forward(self, batch: Mapping[str, Any], *, by_position: bool = False, **extra: Any) -> Tensor:
+        """Sum of the losses of this rank's tokens, or (B, t) that of each position, 0 where none is.
 
         ``extra`` goes to the attention: a mask of the whole row, or its length where slices are ragged.
         """
@@ -104,18 +104,21 @@ class Decoder(nn.Module):
                 x = checkpoint(layer, x, cosine, sine, attend, use_reentrant=False)
             else:
                 x = layer(x, cosine, sine, attend)
-        return self._loss(self.norm(x).flatten(0, 1), shift_labels(batch).flatten())
+        labels = shift_labels(batch)
+        hidden = self.norm(x).flatten(0, 1)
+        if by_position:
+            return torch.cat(self._losses(hidden, labels.flatten(), "none")).view(labels.shape)
+        return torch.stack(self._losses(hidden, labels.flatten(), "sum")).sum()
 
-    def _loss(self, hidden: Tensor, labels: Tensor) -> Tensor:
+    def _losses(self, hidden: Tensor, labels: Tensor, reduction: str) -> list[Tensor]:
         chunks = zip(hidden.split(self.config.loss_chunk), labels.split(self.config.loss_chunk), strict=True)
-        losses = [checkpoint(self._chunk_loss, *chunk, use_reentrant=False) for chunk in chunks]
-        return torch.stack(losses).sum()
+        return [checkpoint(self._chunk_loss, *chunk, reduction, use_reentrant=False) for chunk in chunks]
 
-    def _chunk_loss(self, hidden: Tensor, labels: Tensor) -> Tensor:
+    def _chunk_loss(self, hidden: Tensor, labels: Tensor, reduction: str) -> Tensor:
         logits = self.head(hidden)
         at_least_float32 = torch.promote_types(logits.dtype, torch.float32)
         return functional.cross_entropy(
-            logits.to(at_least_float32), labels, ignore_index=-100, reduction="sum"
+            logits.to(at_least_float32), labels, ignore_index=-100, reduction=reduction
         )
 
 

@@ -9,13 +9,12 @@ import json
 import math
 from collections import Counter, defaultdict
 from fractions import Fraction
-from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 
-REASONS = {"filtered", "empty", "too_long", "truncated", "remainder", "min_samples", "trained"}
+REASONS = {"filtered", "empty", "too_long", "truncated", "remainder", "min_samples", "trained", "unreached"}
 
 
 def read(path):
@@ -51,6 +50,7 @@ def check(folder, seqlens=None, loss_tokens=None):
     assert header["version"] == 2
     check_files(folder, header)
     config = header["config"]
+    check_sources(header)
     dropped, _ = read(folder / "dropped.arrow")
     if seqlens is not None:
         assert len(seqlens) == header["num_samples"]
@@ -63,7 +63,7 @@ def check(folder, seqlens=None, loss_tokens=None):
         steps, _ = read(folder / f"epoch-{epoch:05d}" / "steps.arrow")
         assert len(rows) == len(steps) * config["dp_size"] * config["grad_accum"], "E micro-batches a step"
         for at, row in enumerate(rows):
-            check_row(at, row, config)
+            check_row(at, row, config, max(source["num_passes"] for source in header["sources"]))
             height = 1 if config["layout"] == "packed" else row["num_samples"]
             real = 0 if row["is_filler"] else row["num_tokens"]
             shapes[height, row["padded_seqlen"]].append(real)
@@ -88,7 +88,8 @@ def check(folder, seqlens=None, loss_tokens=None):
         check_kept(rows, mine, header)
         check_cuts(rows, mine, header, seqlens)
         check_counts(rows, mine, header["epochs"][epoch])
-        check_mix(steps, by_step, header["epochs"][epoch])
+        check_mixture(steps, by_step, mine, header, header["epochs"][epoch])
+        check_mix(steps, by_step, header, header["epochs"][epoch])
         check_imbalance(by_step, config, header["epochs"][epoch])
     if config.get("num_shapes") is not None:
         assert len({padded for _, padded in shapes}) <= config["num_shapes"]
@@ -125,7 +126,7 @@ def check_files(folder, header):
     assert str(folder.resolve().parent) not in text, "a path in plan.json"
 
 
-def check_row(at, row, config):
+def check_row(at, row, config, num_passes=1):
     ranks, accum = config["dp_size"], config["grad_accum"]
     assert at == (row["step"] * accum + row["accum"]) * ranks + row["dp_rank"]
     assert 0 <= row["accum"] < accum
@@ -136,7 +137,10 @@ def check_row(at, row, config):
     assert min(lengths) > 0, "an empty piece"
     assert sum(lengths) == row["num_tokens"]
     assert max(lengths) == row["max_seqlen"]
-    assert len(set(row["sample_ids"])) == len(row["sample_ids"]), "a sample twice in one micro-batch"
+    if num_passes <= 1:
+        assert len(set(row["sample_ids"])) == len(row["sample_ids"]), "a sample twice in one micro-batch"
+    pieces = zip(row["sample_ids"], row.get("starts", row["sample_ids"]), strict=True)
+    assert len(set(pieces)) == len(set(row["sample_ids"])), "two pieces of a sample in one micro-batch"
     flops = config.get("balance") == "flops"
     hidden = config.get("hidden_size")
     assert row["cost"] == sum(12 * hidden * n + n * n if flops else n for n in lengths)
@@ -211,8 +215,38 @@ def check_step(step, rows, config, header, loss_tokens):
             assert row["sample_ids"] in [other["sample_ids"] for other in counted]
 
 
+def check_sources(header):
+    """Sources have names of their own, and ids count through them."""
+    sources, next_id = header["sources"], 0
+    assert len({source["name"] for source in sources}) == len(sources)
+    assert len(sources) == 1 or all(source["name"] for source in sources)
+    for source in sources:
+        assert source["first_id"] == next_id
+        next_id += source["num_samples"]
+        assert source["num_passes"] - 1 < source["passes"] <= source["num_passes"] or source["passes"] == 0
+    assert next_id == header["num_samples"]
+    assert sum(source["num_tokens"] for source in sources) == header["num_tokens"]
+    fingerprints = [source["fingerprint"] for source in sources]
+    joint = fingerprints[0]
+    if len(sources) > 1:
+        named = [[source["name"], source["fingerprint"]] for source in sources]
+        text = json.dumps(named, separators=(",", ":")).encode()
+        joint = None if None in fingerprints else hashlib.sha256(text).hexdigest()
+    assert header["metrics_fingerprint"] == joint
+
+
+def source_at(sample, header):
+    """Return the place of a sample's source."""
+    return max(at for at, source in enumerate(header["sources"]) if source["first_id"] <= sample)
+
+
+def num_passes(sample, header):
+    """Return how often a sample's source is passed through."""
+    return header["sources"][source_at(sample, header)]["num_passes"]
+
+
 def check_coverage(rows, dropped, header, seqlens):
-    """Every sample planned once, or in pieces that tile what is not dropped, or dropped."""
+    """Every sample planned once in every pass, or in pieces that tile what is not dropped, or dropped."""
     pieces, copied = defaultdict(list), []
     for row in rows:
         starts = row.get("starts", [0] * row["num_samples"])
@@ -222,36 +256,112 @@ def check_coverage(rows, dropped, header, seqlens):
         for sample, start, length in zip(row["sample_ids"], starts, row["seqlens"], strict=True):
             pieces[sample].append((start, start + length))
     assert set(copied) <= set(pieces), "a copy of what is planned nowhere"
-    lost, lengths, reasons, starts_of_lost = Counter(), {}, defaultdict(list), defaultdict(list)
+    lost, unreached, lengths, reasons = Counter(), Counter(), {}, defaultdict(list)
+    passes_of, starts_of_lost = {}, defaultdict(list)
+    for source in header["sources"]:
+        ids = range(source["first_id"], source["first_id"] + source["num_samples"])
+        passes_of |= dict.fromkeys(ids, source["num_passes"])
+    assert set(pieces) | {row["sample_id"] for row in dropped} <= set(passes_of)
     for row in dropped:
+        times = passes_of[row["sample_id"]] if row["epoch"] is None else 1  # every epoch's is every pass's
         if "start" in row:
-            starts_of_lost[row["sample_id"]].append((row["start"], row["start"] + row["num_tokens"]))
-        lost[row["sample_id"]] += row["num_tokens"]
+            stretch = (row["start"], row["start"] + row["num_tokens"])
+            starts_of_lost[row["sample_id"]] += [stretch] * times
+        lost[row["sample_id"]] += times * row["num_tokens"]
         assert lengths.setdefault(row["sample_id"], row["seqlen"]) == row["seqlen"]
         reasons[row["sample_id"]].append(row["reason"])
-    assert set(pieces) | set(reasons) <= set(range(header["num_samples"]))
+        unreached[row["sample_id"]] += row["num_tokens"] * (row["reason"] == "unreached")
     if seqlens is not None:
         assert all(length == seqlens[sample] for sample, length in lengths.items())
         lengths = dict(enumerate(map(int, seqlens)))
     total = 0
-    for sample in range(header["num_samples"]):
+    for sample, passes in passes_of.items():
         mine = sorted(pieces[sample])
-        assert mine or reasons[sample], f"sample {sample} is neither planned nor dropped"
-        assert all(a[1] <= b[0] for a, b in pairwise(mine)), f"sample {sample} overlaps"
+        assert mine or reasons[sample] or not passes, f"sample {sample} is neither planned nor dropped"
+        if sample in lengths:
+            assert unreached[sample] <= lengths[sample], f"sample {sample} is unreached in two passes"
+        for token in {start for start, _ in mine}:
+            covered = sum(start <= token < end for start, end in mine)
+            assert covered <= passes, f"sample {sample} overlaps"
         planned = sum(end - start for start, end in mine)
         if sample in lengths:
-            assert planned + lost[sample] == lengths[sample], f"tokens of sample {sample}"
-            assert not mine or mine[-1][1] <= lengths[sample]
+            assert planned + lost[sample] == passes * lengths[sample], f"tokens of sample {sample}"
+            assert not mine or max(end for _, end in mine) <= lengths[sample]
         if starts_of_lost[sample]:
-            tiles = sorted([*mine, *starts_of_lost[sample]])
-            edges = [0, *(edge for tile in tiles for edge in tile)]
-            assert all(a == b for a, b in zip(edges[::2], edges[1::2], strict=False)), f"gaps in {sample}"
+            covered = Counter(
+                token for start, end in [*mine, *starts_of_lost[sample]] for token in range(start, end)
+            )
+            assert set(covered.values()) <= {passes}, f"gaps or overlaps in {sample}"
+            assert len(covered) == max(covered, default=-1) + 1, f"gaps in {sample}"
         if mine and set(reasons[sample]) <= {"truncated"}:
-            assert mine[-1][1] == planned, f"sample {sample} has a gap"
-        if lengths.get(sample) == 0:
+            assert passes * max(end for _, end in mine) == planned, f"sample {sample} has a gap"
+        if lengths.get(sample) == 0 and passes:
             assert reasons[sample] == ["empty"] or reasons[sample] == ["filtered"]
         total += planned + lost[sample]
-    assert total == header["num_tokens"], "tokens in = planned + dropped"
+    whole = sum(source["num_tokens"] * source["num_passes"] for source in header["sources"])
+    assert total == whole, "tokens in = planned + dropped"
+
+
+def check_mixture(steps, by_step, dropped, header, counts):
+    """What is planned of each source; the total; shares; no sample twice in a step with room for others."""
+    config, sources = header["config"], header["sources"]
+    planned = [[0, 0] for _ in sources]
+    gone = {
+        row["sample_id"]
+        for row in dropped
+        if (row["epoch"] is None or row["reason"] == "trained") and row["num_tokens"] == row["seqlen"]
+    }
+    for at in range(len(steps)):
+        held = Counter()
+        for row in by_step[at]:
+            if row["is_filler"] or row["is_repeat"]:
+                continue
+            starts = row.get("starts", [0] * row["num_samples"])
+            for sample, start, length in zip(row["sample_ids"], starts, row["seqlens"], strict=True):
+                source = source_at(sample, header)
+                planned[source][0] += start == 0
+                planned[source][1] += length
+                held[sample, start] += 1
+        for number, source in enumerate(sources):
+            ids = range(source["first_id"], source["first_id"] + source["num_samples"])
+            if sum(held.values()) <= len(set(ids) - gone):  # a larger step may have to
+                twice = [sample for (sample, _), times in held.items() if sample in ids and times > 1]
+                assert not twice, f"a sample of source {number} twice in step {at}"
+    for source in sources:
+        ids = range(source["first_id"], source["first_id"] + source["num_samples"])
+        rows = [row for row in dropped if row["reason"] == "unreached" and row["sample_id"] in ids]
+        left = (source["num_passes"] - source["passes"]) * len(set(ids) - gone)
+        if not any("starts" in row for at in by_step for row in by_step[at]):
+            assert abs(left - len(rows)) <= 0.501, "passes"
+        asked, most = (config.get("repeat") or {}).get(source["name"]), config.get("max_passes")
+        one_piece = 1 / max(len(set(ids) - gone), 1)
+        assert asked is None or abs(asked - source["passes"]) <= one_piece
+        most = most.get(source["name"]) if isinstance(most, dict) else most
+        assert most is None or source["passes"] <= most + one_piece
+    assert counts["sources"] == [{"num_samples": n, "num_tokens": t} for n, t in planned]
+    tokens = [step["num_tokens"] for step in steps]
+    assert config.get("total_steps") in (None, len(steps))
+    if config.get("total_tokens") is not None:
+        assert sum(tokens[:-1]) < config["total_tokens"] <= sum(tokens)
+    phases = header["phases"] or []
+    ends = [phase["first_step"] for phase in [*phases[1:], {"first_step": len(steps)}][: len(phases)]]
+    assert not phases or phases[0]["first_step"] == 0
+    for phase, end in zip(phases, ends, strict=True):
+        assert phase["first_step"] < end
+        assert set(phase["shares"]) <= {source["name"] for source in sources}
+        by_samples = config["mix_by"] == "samples"
+        held, largest = Counter(), 0
+        for at in range(phase["first_step"], end):
+            before = sum(held.values())
+            for row in by_step[at]:
+                if not row["is_filler"] and not row["is_repeat"]:
+                    for sample, length in zip(row["sample_ids"], row["seqlens"], strict=True):
+                        held[source_at(sample, header)] += 1 if by_samples else length
+            largest = max(largest, sum(held.values()) - before)
+        whole = sum(held.values())
+        for number, source in enumerate(sources):
+            share = phase["shares"].get(source["name"], 0)
+            assert abs(held[number] - share * whole) <= max(0.01 * whole, 2 * largest), "a source's share"
 
 
 def check_drops(dropped, config):
@@ -282,8 +392,10 @@ def check_drops(dropped, config):
                 assert isinstance(config["max_tokens"], dict) or not surely_fits(lost, config, company)
         if reason == "remainder":
             assert config["remainder"] == "drop"
-        assert row["epoch"] is None or reason in ("remainder", "min_samples", "trained")
-        assert row["epoch"] is not None or reason not in ("remainder", "trained")
+        if reason == "unreached":
+            assert any(config.get(name) for name in ("mix", "repeat", "total_tokens", "total_steps"))
+        assert row["epoch"] is None or reason in ("remainder", "min_samples", "trained", "unreached")
+        assert row["epoch"] is not None or reason not in ("remainder", "trained", "unreached")
         assert reason != "trained" or row["epoch"] == 0
     others = config["dp_size"] * config["grad_accum"] - 1
     budget = config["max_tokens"]
@@ -352,7 +464,10 @@ def check_cuts(rows, dropped, header, seqlens):
         if not row["is_filler"] and not row["is_repeat"]:
             short += [missing] * (missing > 1)
         documents += row["seqlens"]
-        later += sum(start > 0 and bool(is_border(sample, start)) for sample, start, _ in pieces)
+        later += sum(
+            bool(is_border(sample, start)) and (start > 0 or num_passes(sample, header) > 1)
+            for sample, start, _ in pieces
+        )
     # the last row; those for which nothing was left but pieces of samples in them, or documents of 3 tokens
     assert sum(missing > 2 for missing in short) <= 1 + later
     assert len(short) <= 1 + later + documents.count(3)
@@ -429,7 +544,8 @@ def drop_counts(dropped, begun=()):
     counted = [
         at
         for at, row in enumerate(dropped)
-        if first[row["sample_id"]] == at and row["sample_id"] not in begun
+        if (first[row["sample_id"]] == at and row["sample_id"] not in begun)
+        or row["num_tokens"] == row["seqlen"]
     ]
     return {
         reason: {
@@ -440,37 +556,61 @@ def drop_counts(dropped, begun=()):
     }
 
 
-def check_mix(steps, by_step, counts):
-    lengths = [
-        [length for row in by_step[at] if not row["is_filler"] for length in row["seqlens"]]
+def check_mix(steps, by_step, header, counts):
+    of_source = [
+        [
+            (length, source_at(sample, header))
+            for row in by_step[at]
+            if not row["is_filler"]
+            for sample, length in zip(row["sample_ids"], row["seqlens"], strict=True)
+        ]
         for at in range(len(steps))
     ]
-    expected, stated = design_effect(lengths), counts["design_effect"]
+    lengths = [[length for length, _ in step] for step in of_source]
+    first_steps = [phase["first_step"] for phase in header["phases"] or [{"first_step": 0}]]
+    stated = counts["design_effect"]
     assert set(stated) == {"seqlen", "source"}
-    assert (stated["seqlen"] is None) == (expected is None), "design effect"
-    assert expected is None or math.isclose(stated["seqlen"], expected, rel_tol=1e-6, abs_tol=1e-6)
+    for name, expected in (
+        ("seqlen", design_effect(lengths, first_steps)),
+        ("source", design_effect_of(of_source, first_steps)),
+    ):
+        assert (stated[name] is None) == (expected is None), f"design effect of {name}"
+        assert expected is None or math.isclose(stated[name], expected, rel_tol=1e-6, abs_tol=1e-6), name
 
 
-def design_effect(steps):
+def design_effect(steps, first_steps=(0,)):
     """Return the design effect of steps, lists of lengths; as it is defined, in fractions."""
     everyone = sorted(length for step in steps for length in step)
     whole, class_of, below = sum(everyone), {}, 0
     for length, count in sorted(Counter(everyone).items()):
         class_of[length] = 16 * (2 * below + length * count) // (2 * whole)
         below += length * count
-    classes = set(class_of.values())
-    if len(classes) < 2 or len(steps) < 2:
+    return design_effect_of([[(length, class_of[length]) for length in step] for step in steps], first_steps)
+
+
+def design_effect_of(steps, first_steps=(0,)):
+    """Return the design effect of steps, lists of lengths and classes; each phase has a mix of its own."""
+    found, expected, spare, num_classes = Fraction(0), Fraction(0), 0, 0
+    for first, end in zip(first_steps, [*first_steps[1:], len(steps)], strict=True):
+        mine = steps[first:end]
+        pieces = [piece for step in mine for piece in step]
+        whole, classes = sum(length for length, _ in pieces), {k for _, k in pieces}
+        spare += max(len(mine) - 1, 0)
+        num_classes = max(num_classes, len(classes))
+        spread = Fraction(0)
+        for k in classes:
+            share = Fraction(sum(n for n, of in pieces if of == k), whole)
+            for step in mine:
+                own = sum(n for n, _ in step)
+                if own:
+                    inside = sum(n for n, of in step if of == k)
+                    found += own * (Fraction(inside, own) - share) ** 2
+            spread += sum(n * n * ((of == k) - share) ** 2 for n, of in pieces)
+        if whole:
+            expected += spread * len(mine) / whole  # W · mean(w² …) / (n · mean(w)²), n = N / T
+    if num_classes < 2 or spare < 1:
         return None
-    found = expected = Fraction(0)
-    for k in classes:
-        share = Fraction(sum(n for n in everyone if class_of[n] == k), whole)
-        for step in steps:
-            inside = sum(n for n in step if class_of[n] == k)
-            if step:
-                found += sum(step) * (Fraction(inside, sum(step)) - share) ** 2 / whole
-        expected += sum(n * n * ((class_of[n] == k) - share) ** 2 for n in everyone)
-    expected *= Fraction(len(steps), whole * whole)  # mean(w² …) / (n · mean(w)²), n = N / T
-    return float(found / expected * Fraction(len(steps), len(steps) - 1))
+    return float(found / expected * Fraction(len(steps), spare))
 
 
 def check_imbalance(by_step, config, counts):

@@ -179,7 +179,7 @@ def design_effect(steps):
     return float(found / expected * Fraction(len(steps), len(steps) - 1))
 
 
-def deal(hist, step_size, targets, key, sweeps):
+def deal(hist, step_size, targets, scales, key, sweeps):
     """Return the micro-batches of one window, step by step: strata, an exchange inside them, shuffles."""
     num_steps = len(hist) // step_size
     count = num_steps * step_size
@@ -192,31 +192,35 @@ def deal(hist, step_size, targets, key, sweeps):
         shuffle(ascending[e * num_steps : (e + 1) * num_steps], subkey(key, e)) for e in range(step_size)
     ]
     if step_size > 1 and num_steps > 1:
-        _exchange(hist[:count], strata, targets, subkey(key, step_size), sweeps)
+        _exchange(hist[:count], strata, targets, scales, subkey(key, step_size), sweeps)
     out = []
     for place, step in enumerate(shuffle(range(num_steps), subkey(key, step_size + 1))):
         out += shuffle([stratum[step] for stratum in strata], subkey(key, step_size + 2 + place))
     return out + list(range(count, len(hist)))
 
 
-def deviations(hist, targets, step_size):
-    """Return h − w·p of each micro-batch and class, and each w, in a power of two of 2^-20 tokens."""
+def deviations(hist, targets, scales, step_size):
+    """Return h − w·p, scaled, by micro-batch and class, and each w, in a power of two of 2^-20 tokens."""
     shift = max(0, sum(targets).bit_length() - 40)
     shares = [(target >> shift << 20) // max(1, sum(targets) >> shift) for target in targets]
     most, unit = max(1, *map(sum, hist)) << 20, 0
-    while most >> unit > min(2**15, 2**26 // step_size):
+    limit = max(1, 16 * min(2**15, 2**26 // step_size) // max(16, *scales))
+    while most >> unit > limit:
         unit += 1
     half = 1 << unit >> 1
     moved = [
-        [((h << 20) - sum(row) * share + half) >> unit for h, share in zip(row, shares, strict=True)]
+        [
+            (((h << 20) - sum(row) * share + half) >> unit) * scale >> 4
+            for h, share, scale in zip(row, shares, scales, strict=True)
+        ]
         for row in hist
     ]
     return moved, [sum(row) << 20 >> unit for row in hist]
 
 
-def _exchange(hist, strata, targets, key, sweeps):
+def _exchange(hist, strata, targets, scales, key, sweeps):
     """Exchange wherever the squares of the two steps' deviations then sum up to less."""
-    moved, _ = deviations(hist, targets, len(strata))
+    moved, _ = deviations(hist, targets, scales, len(strata))
     draws = 0
     for _ in range(sweeps):
         for stratum in strata:
@@ -577,7 +581,7 @@ def even_out_steps(order, hist, costs, step_size, dp_size, targets, spread, key,
     num_places = len(order)
     if num_places <= step_size:
         return order
-    moved, tokens = deviations([hist[m] for m in order], targets, step_size)
+    moved, tokens = deviations([hist[m] for m in order], targets, [16] * len(targets), step_size)
     costs = [costs[m] for m in order]
     members = [list(range(start, start + step_size)) for start in range(0, num_places, step_size)]
 
@@ -640,3 +644,73 @@ def time_lost(costs, step_size, dp_size):
     by_slots = sum(map(max, slots)) * dp_size / sum(costs) - 1
     by_steps = sum(max(map(sum, zip(*step, strict=True))) for step in steps) * dp_size / sum(costs) - 1
     return by_slots, by_steps
+
+
+# Streams of several sources.
+
+
+def merge(streams, weights, quotas, begins, end, unit):
+    """Merge streams of lengths by when the middle of each sample is due; see ``kernels.streams.merge``."""
+    never, whole = 2**62, 1 << 30
+    samples = []
+    for number, lengths in enumerate(streams):
+        clock, rest, phase, left = 0, 0, 0, quotas[0][number]
+        for place, length in enumerate(lengths):
+            if clock >= never:
+                break
+            amount = length if unit is None else unit
+            while left == 0 and phase + 1 < len(begins):
+                phase += 1
+                clock, rest, left = begins[phase], 0, quotas[phase][number]
+            before, room, mine = clock, left, amount
+            while amount > left and phase + 1 < len(begins):
+                amount -= left
+                phase += 1
+                clock, rest, left = begins[phase], 0, quotas[phase][number]
+            left -= amount
+            weight = weights[phase][number]
+            if weight == 0 and amount > 0:
+                due, clock = (before if 2 * room >= mine else never), never
+            else:
+                if weight > 0:
+                    moved = amount * whole + rest
+                    clock, rest = min(clock + moved // weight, never), moved % weight
+                due = before + (clock - before) // 2
+            samples.append((due, number, place))
+    # a stream gives its samples in their order: what is due earlier than the one before waits for it
+    found, cursors = [], [0] * len(streams)
+    queues = [[sample for sample in samples if sample[1] == number] for number in range(len(streams))]
+    starts, current = [0] * len(begins), 0
+    while True:
+        heads = [queue[cursors[n]] for n, queue in enumerate(queues) if cursors[n] < len(queue)]
+        due, number, place = min(heads, default=(never, 0, 0))
+        while current + 1 < len(begins) and due >= begins[current + 1]:
+            current += 1
+            starts[current] = len(found)
+        if due >= end or due >= never:
+            return found, starts
+        found.append((number, place))
+        cursors[number] += 1
+
+
+def sequence(deviations, reach):
+    """Return steps in the order in which running totals stay near nothing; see ``kernels.sequence``."""
+    most, waiting, out, entered = 1 << 20, [], [], 0
+    sums = [0] * (len(deviations[0]) if deviations else 0)
+    for place in range(len(deviations)):
+        while len(waiting) < reach and entered < len(deviations):
+            waiting.append(entered)
+            entered += 1
+
+        def cost(step, place=place, sums=sums):
+            off = deviations[step]
+            crossed = sum(total * part for total, part in zip(sums, off, strict=True))
+            return 256 * crossed + (64 - min(place - step, 1024)) * sum(part * part for part in off)
+
+        step = min(waiting, key=cost)
+        waiting.remove(step)
+        out.append(step)
+        sums = [
+            min(max(total + part, -most), most) for total, part in zip(sums, deviations[step], strict=True)
+        ]
+    return out

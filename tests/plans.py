@@ -173,6 +173,52 @@ def cut_plan() -> tuple[Plan, list[int]]:
     return plan, seqlens
 
 
+MIXED = {"web": [5, 3, 8, 2, 7, 4, 6], "code": [6, 1, 9], "old": [4, 4]}
+"""Lengths of the sources of ``mixed_plan``: ids 0 to 6, 7 to 9, 10 and 11."""
+
+
+def mixed_plan(**options: object) -> Plan:
+    """Return a plan of three sources: six of seven samples once, two passes but for a sample, and none."""
+    seqlens = [length for lengths in MIXED.values() for length in lengths]
+
+    def row(*ids: int) -> Row:
+        return Row(pieces=[(i, seqlens[i]) for i in ids])
+
+    rows = [row(0, 1), row(7), row(2), row(9), row(4, 5), row(8, 7), row(3), row(9)]
+    passes = {"web": (6 / 7, 1), "code": (5 / 3, 2), "old": (0.0, 0)}
+    shares = {"web": 0.45, "code": 0.55, "old": 0.0}
+    sources, first_id = [], 0
+    for name, lengths in MIXED.items():
+        sources.append(
+            PlanSource(
+                name=name,
+                first_id=first_id,
+                num_samples=len(lengths),
+                num_tokens=sum(lengths),
+                passes=passes[name][0],
+                num_passes=passes[name][1],
+            )
+        )
+        first_id += len(lengths)
+    made = PlanFacts(
+        config=config(max_tokens=20, dp_size=2, order="random", packing="windowed")
+        | {"mix": [{"start": 0.0, "shares": shares}], "mix_by": "tokens", "total_steps": 4}
+        | options,
+        sources=sources,
+        phases=[{"first_step": 0, "shares": shares}],
+        lr_base=1.0,
+        loss_tokens="seqlen - 1",
+    )
+    lost = drops((6, 6, 6, "unreached"), (8, 1, 1, "unreached"))
+    planned = epoch(rows, dp_size=2, dropped=lost)
+    of_sources = [
+        [(length, int(i >= 7)) for row in rows[at : at + 2] for i, length in row.pieces]
+        for at in (0, 2, 4, 6)
+    ]
+    planned.design_effect["source"] = invariants.design_effect_of(of_sources)
+    return plan_in_memory(made, [planned], dropped=drops())
+
+
 def copying_plan(kind: str) -> tuple[Plan, list[int]]:
     """Return a plan whose last step is made full by a filler or a repeat."""
     seqlens = [4, 4, 2]

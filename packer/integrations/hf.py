@@ -42,6 +42,7 @@ from packer.integrations.hf_position import read_position, write_position
 from packer.integrations.labels import labels_are_shifted
 from packer.plan import Plan
 from packer.runtime import PlanLoader, PlanLR, Step, StepInfo, count_loss_tokens
+from packer.runtime.batches.sources import dataset_of
 
 if TYPE_CHECKING:
     # Whether transformers is installed or not, and whatever types it declares: the same here.
@@ -93,7 +94,7 @@ class PlanTrainerMixin(PlanEvaluationMixin):
             model: Of the Trainer.
             args: Of the Trainer.
             plan: A plan, or its directory.
-            train_dataset: The data set that was analyzed.
+            train_dataset: The data set that was analyzed; of a plan of several sources one by each name.
             eval_dataset: A data set to evaluate on, or a dictionary of several by their names.
             eval_plan: The plan, or its directory, in which ``eval_dataset`` is evaluated; of a dictionary the
                 plans of those sets that have one.
@@ -112,6 +113,9 @@ class PlanTrainerMixin(PlanEvaluationMixin):
         )
         if train_dataset is None:
             raise ConfigError("a plan names samples by their numbers; give train_dataset, which holds them")
+        self.plan = as_plan(plan)
+        if isinstance(train_dataset, Mapping):
+            train_dataset = dataset_of(self.plan, train_dataset)
         super().__init__(
             model=model,
             args=args,
@@ -121,7 +125,6 @@ class PlanTrainerMixin(PlanEvaluationMixin):
             **kwargs,
         )
         self.train_dataset, self.eval_dataset = train_dataset, eval_dataset
-        self.plan = as_plan(plan)
         self.args: Any = copy.copy(self.args)  # another plan may be played with the user's
         self._asked_max_steps = self._chosen_max_steps = self.args.max_steps
         self._adapted: Any = None

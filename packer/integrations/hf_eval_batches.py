@@ -215,6 +215,12 @@ def require_each_sample_once(plan: Plan, what: str) -> None:
         raise ConfigError(
             f"{what} has {plan.num_epochs} epochs, and an evaluation is one; plan it with --epochs 1"
         )
+    for source in plan.sources:
+        if source.passes != 1:
+            raise ConfigError(
+                f"{what} passes through {source.label} {source.passes:g} times, and an evaluation counts "
+                "each sample once; plan it without --mix, --repeat and totals"
+            )
     (epoch,) = plan.header["epochs"]
     dropped = {**plan.header["dropped"], **epoch["dropped"]}
     for reason in _UNWANTED_DROPS:

@@ -5,6 +5,7 @@ from collections.abc import Collection, Sequence
 from typing import Any
 
 from packer.errors import ConfigError, PlanError
+from packer.integrations.amount import num_planned_steps, option_for_more
 from packer.integrations.hf_inputs import (
     attention_of,
     forward_parameters,
@@ -31,11 +32,11 @@ def choose_max_steps(args: Any, plan: Plan) -> int:
     Raises:
         ConfigError: More steps, or another number of epochs, than the plan holds.
     """
-    planned = sum(epoch["num_steps"] for epoch in plan.header["epochs"])
+    planned, more = num_planned_steps(plan), option_for_more(plan)
     if args.max_steps > planned:
         raise ConfigError(
             f"max_steps={args.max_steps}, and the plan holds {counted(planned, 'step')} in "
-            f"{counted(plan.num_epochs, 'epoch')}; plan more with --epochs, or lower max_steps"
+            f"{counted(plan.num_epochs, 'epoch')}; plan more with {more}, or lower max_steps"
         )
     if args.max_steps > 0:
         return int(args.max_steps)
@@ -43,18 +44,19 @@ def choose_max_steps(args: Any, plan: Plan) -> int:
         log = _LOGGER.warning if getattr(args, "process_index", 0) == 0 else _LOGGER.debug
         log(
             "num_train_epochs=3, which is what arguments say that name none, and the plan holds %s: that is "
-            "what is trained; set num_train_epochs=%d to say so, or plan more with --epochs",
+            "what is trained; set num_train_epochs=%d to say so, or plan more with %s",
             counted(plan.num_epochs, "epoch"),
             plan.num_epochs,
+            more,
         )
     elif args.num_train_epochs != plan.num_epochs:
         raise ConfigError(
             f"num_train_epochs={args.num_train_epochs:g}, and the plan holds "
             f"{counted(plan.num_epochs, 'epoch')}, which is what is trained; plan with "
-            f"--epochs, or set num_train_epochs={plan.num_epochs} or "
+            f"{more}, or set num_train_epochs={plan.num_epochs} or "
             "max_steps"
         )
-    return int(planned)
+    return planned
 
 
 def require_known_loss(classes: Sequence[type], known: Collection[str]) -> None:

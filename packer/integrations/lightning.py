@@ -19,6 +19,7 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from packer.errors import ConfigError, MissingExtraError, StateError
+from packer.integrations.amount import num_planned_steps, option_for_more
 from packer.plan import Plan
 from packer.runtime import Batch, PlanLoader, PlanLR
 from packer.runtime.topology import grad_accum_for
@@ -203,11 +204,11 @@ def _require_trainable(trainer: Any, plan: Plan) -> None:
             "limit_train_batches and overfit_batches would cut the planned epoch short; leave them out, "
             "and plan fewer samples (--sample-ids), or stop with max_steps"
         )
-    planned = sum(epoch["num_steps"] for epoch in plan.header["epochs"])
+    planned = num_planned_steps(plan)
     epochs, steps = trainer.max_epochs, trainer.max_steps
     if not 0 < steps <= planned and not (epochs is not None and 0 <= epochs <= plan.num_epochs):
         raise ConfigError(
             f"max_epochs={epochs} and max_steps={steps}, and the plan holds {counted(planned, 'step')} in "
             f"{counted(plan.num_epochs, 'epoch')}; set "
-            f"Trainer(max_epochs={plan.num_epochs}), or plan more with --epochs"
+            f"Trainer(max_epochs={plan.num_epochs}), or plan more with {option_for_more(plan)}"
         )

@@ -3,7 +3,7 @@
 import numpy as np
 
 from packer.kernels._jit import at, inline, jit
-from packer.kernels.deal import by_mean_class, deviations_of, shares_of
+from packer.kernels.deal import SCALE_BITS, by_mean_class, deviations_of, shares_of
 from packer.kernels.rng import below, shuffle, subkey
 
 NEAR = 16
@@ -102,7 +102,8 @@ def _even_out_window(hist, costs, step_size, dp_size, shares, spread, key, place
     """Exchange entries of ``places``; ``hist`` and ``costs`` are those of the places as they came."""
     count = len(places)
     ascending = by_mean_class(hist)
-    deviations, tokens = deviations_of(hist, np.arange(count), shares, step_size)
+    scales = np.full(hist.shape[1], 1 << SCALE_BITS, np.int64)
+    deviations, tokens = deviations_of(hist, np.arange(count), shares, scales, step_size)
     sums, weights, ladders = _sum_steps(deviations, tokens, costs, step_size)
     held = np.arange(count)  # the micro-batch that stands at each place
     stands = np.arange(count)  # and where each stands

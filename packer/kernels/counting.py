@@ -1,5 +1,7 @@
 """Counting: histograms of lengths, and ids scattered into the order of their lengths."""
 
+import numpy as np
+
 from packer.kernels._jit import at, jit
 
 
@@ -35,6 +37,25 @@ def gather_segments(values, starts, offsets, first, last, out):
         for target in range(offsets[segment], offsets[segment + 1]):
             out[at(target)] = values[at(source)]
             source += 1
+
+
+@jit
+def mean_pieces(pieces, starts, sizes, width, first, last, means):
+    """Write the mean of the pieces of units [first, last), each of ``width`` micro-batches, rounded down."""
+    for unit in range(first, last):
+        total, count = 0, 0
+        for microbatch in range(unit * width, (unit + 1) * width):
+            for position in range(starts[microbatch], starts[microbatch] + sizes[microbatch]):
+                total += pieces[at(position)]
+                count += 1
+        means[unit] = total // max(count, 1)
+
+
+@jit
+def join_entries(lengths, first, last, entries):
+    """Write entries [first, last), length << 32 | sample, of samples in their order."""
+    for sample in range(first, last):
+        entries[at(sample)] = np.int64(lengths[at(sample)]) << 32 | sample
 
 
 @jit

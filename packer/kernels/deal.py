@@ -17,6 +17,9 @@ SWEEPS = 6
 MIN_STEPS = 64
 """Steps of a window, at least: what the window itself differs from the epoch stays in its steps."""
 
+SCALE_BITS = 4
+"""A scale of 2^4 leaves deviations as they are."""
+
 _SHARE_BITS = 20
 _DEVIATION_BITS = 15
 _STEP_BITS = 26
@@ -34,7 +37,7 @@ def window_edges(num_microbatches: int, step_size: int, num_steps_wanted: int = 
 
 
 @jit
-def deal(hist, step_size, edges, first, last, targets, key, order):
+def deal(hist, step_size, edges, first, last, targets, scales, key, order):
     """Put the micro-batches of windows [first, last) into the order of their steps.
 
     A window's step t is ``order[start + t·E:start + (t + 1)·E]``; steps, and micro-batches in a step, come in
@@ -48,6 +51,7 @@ def deal(hist, step_size, edges, first, last, targets, key, order):
         first: first window.
         last: end of the windows.
         targets: (K,) int64, the epoch's tokens by class; below 2^62 in sum.
+        scales: (K,) int64 above 0, how much a deviation of each class counts, in units of 2^-4.
         key: uint64, of the random choices; window w draws from its w-th stream.
         order: (M,) integers, filled from ``edges[first]`` to ``edges[last]``.
     """
@@ -55,7 +59,7 @@ def deal(hist, step_size, edges, first, last, targets, key, order):
     for window in range(first, last):
         start, stop = edges[window], edges[window + 1]
         inside = hist[start - edges[first] : stop - edges[first]]
-        _deal_window(inside, step_size, shares, subkey(key, window), order[start:stop])
+        _deal_window(inside, step_size, shares, scales, subkey(key, window), order[start:stop])
         for place in range(start, stop):
             order[at(place)] += start
 
@@ -75,7 +79,7 @@ def shares_of(targets):
 
 
 @inline
-def _deal_window(hist, step_size, shares, key, order):
+def _deal_window(hist, step_size, shares, scales, key, order):
     """Write a permutation of the window's micro-batches, counted from its start."""
     num_steps = len(hist) // step_size
     count = num_steps * step_size
@@ -83,7 +87,7 @@ def _deal_window(hist, step_size, shares, key, order):
     for stratum in range(step_size):
         shuffle(strata, stratum * num_steps, (stratum + 1) * num_steps, subkey(key, stratum))
     if step_size > 1 and num_steps > 1:
-        _exchange(hist, strata, step_size, shares, subkey(key, step_size))
+        _exchange(hist, strata, step_size, shares, scales, subkey(key, step_size))
     steps = np.arange(num_steps)
     shuffle(steps, 0, num_steps, subkey(key, step_size + 1))
     for step in range(num_steps):
@@ -119,8 +123,10 @@ def by_mean_class(hist):
 
 
 @inline
-def deviations_of(hist, rows, shares, step_size):
+def deviations_of(hist, rows, shares, scales, step_size):
     """Return h − w·p of each of ``rows`` and class, and w, in a unit in which a step's squares fit 63 bits.
+
+    The deviations are scaled, class by class; w is not.
 
     Returns:
         (n, K and zeros) int32; (n,) int64.
@@ -134,6 +140,7 @@ def deviations_of(hist, rows, shares, step_size):
             tokens[at(place)] += hist[at(rows[at(place)]), at(number)]
         most = max(most, tokens[at(place)])
     shift, limit = 0, min(np.int64(1) << _DEVIATION_BITS, (np.int64(1) << _STEP_BITS) // step_size)
+    limit = max(np.int64(1), (limit << SCALE_BITS) // max(scales.max(), 1 << SCALE_BITS))
     while most << _SHARE_BITS >> shift > limit:
         shift += 1
     half = np.int64(1) << shift >> 1
@@ -142,21 +149,21 @@ def deviations_of(hist, rows, shares, step_size):
         row = rows[at(place)]
         for number in range(num_classes):
             expected = tokens[at(place)] * shares[at(number)]
-            out[at(place), at(number)] = (
-                (hist[at(row), at(number)] << _SHARE_BITS) - expected + half
-            ) >> shift
+            off = ((hist[at(row), at(number)] << _SHARE_BITS) - expected + half) >> shift
+            out[at(place), at(number)] = off * scales[at(number)] >> SCALE_BITS
         tokens[at(place)] = tokens[at(place)] << _SHARE_BITS >> shift
     return out, tokens
 
 
 @inline
-def _exchange(hist, strata, step_size, shares, key):
+def _exchange(hist, strata, step_size, shares, scales, key):
     """Let micro-batches of one stratum, ``strata[stratum · T + step]``, change places between steps.
 
-    The sum of squares Σ_t Σ_k (h_tk − W_t p_k)² falls with every exchange. Each tries random partners.
+    The sum of squares Σ_t Σ_k (h_tk − W_t p_k)², scaled, falls with every exchange. Each tries random
+    partners.
     """
     num_steps = len(strata) // step_size
-    deviations, _ = deviations_of(hist, strata, shares, step_size)
+    deviations, _ = deviations_of(hist, strata, shares, scales, step_size)
     lanes = deviations.shape[1]
     sums = np.zeros((num_steps, lanes), np.int32)
     held = np.arange(len(strata))  # whose deviations stand where

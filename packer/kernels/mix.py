@@ -4,7 +4,9 @@ The design effect is survey sampling's (Kish 1965): how much more the steps diff
 their size would. Sums are of integers, so that no order of summation, and no chunk, changes a digit.
 """
 
+from collections.abc import Sequence
 from fractions import Fraction
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -178,33 +180,73 @@ def sum_steps(
     squares[:, 1] += lower
 
 
-def design_effect(
-    tokens: NDArray[np.int64],
-    squares: NDArray[np.uint64],
-    concentration: NDArray[np.uint64],
-    num_steps: int,
-) -> float | None:
+class StepSums(NamedTuple):
+    """What ``sum_steps`` adds up over steps that have one mix."""
+
+    tokens: NDArray[np.int64]
+    """(K,)"""
+    squares: NDArray[np.uint64]
+    """(K, 2)"""
+    concentration: NDArray[np.uint64]
+    """(2,)"""
+    num_steps: int
+    """T."""
+
+
+def design_effect(phases: Sequence[StepSums]) -> float | None:
     """Return how much more the steps differ in their mix than random samples would make them.
 
     Args:
-        tokens: (K,) of all steps, as ``sum_steps`` adds them up.
-        squares: (K, 2) likewise.
-        concentration: (2,) likewise.
-        num_steps: T.
+        phases: of the epoch, one unless its mix changes: the steps of each are held against its own mix, and
+            what they differ, and random samples would, is weighted by its tokens.
 
     Returns:
-        1 for steps of random samples, below 1 for stratified ones; None for one class, or one step.
+        1 for steps of random samples, below 1 for stratified ones; None where no phase has two classes, or
+        there is one step a phase.
     """
-    parts = [int(part) for part in tokens]
-    whole = sum(parts)
-    if num_steps < 2 or sum(part > 0 for part in parts) < 2:
+    found, expected, num_steps, num_classes = Fraction(0), Fraction(0), 0, 0
+    for sums in phases:
+        parts = [int(part) for part in sums.tokens]
+        whole = sum(parts)
+        if not whole:
+            continue
+        num_steps += sums.num_steps - 1
+        num_classes = max(num_classes, sum(part > 0 for part in parts))
+        by_class = [(int(upper) << 32) + int(lower) for upper, lower in sums.squares]
+        evenness = Fraction(sum(part * part for part in parts), whole * whole)  # Σ p_k²
+        held = (int(sums.concentration[0]) << 32) + int(sums.concentration[1])
+        # each quotient is rounded down: steps of one mix would come out a hair below nothing
+        found += max(Fraction(held, whole << 32) - evenness, Fraction(0)) * whole
+        expected += _random_spread(parts, by_class, sums.num_steps) * whole
+    if num_steps < 1 or num_classes < 2:
         return None
-    by_class = [(int(upper) << 32) + int(lower) for upper, lower in squares]
-    evenness = Fraction(sum(part * part for part in parts), whole * whole)  # Σ p_k²
-    found = Fraction((int(concentration[0]) << 32) + int(concentration[1]), whole << 32) - evenness
-    # each quotient is rounded down: steps of one mix would come out a hair below nothing
-    expected = _random_spread(parts, by_class, num_steps)
-    return float(max(found, Fraction(0)) / expected * num_steps / (num_steps - 1))
+    all_steps = sum(sums.num_steps for sums in phases)
+    return float(found / expected * all_steps / num_steps)
+
+
+@jit
+def sum_sources(seqlens, sources, first, last, out):
+    """Add up samples [first, last) by source.
+
+    Args:
+        seqlens: (n,) int32.
+        sources: (n,) integers.
+        first: first sample.
+        last: end of the samples.
+        out: (3, S) int64, added to: Σ length; Σ length², the upper and the lower 32 bits on their own.
+    """
+    for sample in range(first, last):
+        seqlen, source = np.int64(seqlens[at(sample)]), at(sources[at(sample)])
+        out[0, source] += seqlen
+        out[1, source] += seqlen * seqlen >> 32
+        out[2, source] += seqlen * seqlen & 0xFFFFFFFF
+
+
+def spread_of(sums: NDArray[np.int64], num_steps: int) -> float:
+    """Return Σ_k (p_tk − p_k)², on average, of steps of random samples with these ``sum_sources``."""
+    tokens, upper, lower = sums.tolist()
+    squares = [(high << 32) + low for high, low in zip(upper, lower, strict=True)]
+    return float(_random_spread(tokens, squares, num_steps)) if any(tokens) else 0.0
 
 
 def random_spread(

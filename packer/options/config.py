@@ -5,13 +5,14 @@ import math
 from collections.abc import Iterable, Mapping
 from copy import copy
 from dataclasses import dataclass, field, fields
-from typing import Any, Literal, get_args
+from typing import Any, Literal, cast, get_args
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from packer.curriculum import parse_curriculum
 from packer.errors import ConfigError
+from packer.options.mixture import Phase, most_passes_of, passes_of, phases_of
 
 Layout = Literal["padded", "packed"]
 Count = Literal["padded", "real"]
@@ -22,6 +23,7 @@ Remainder = Literal["drop", "keep", "fill"]
 Balance = Literal["none", "tokens", "flops"]
 LrScaling = Literal["none", "linear", "sqrt"]
 LrBy = Literal["samples", "tokens", "loss-tokens"]
+MixBy = Literal["tokens", "samples"]
 
 MAX_SEQLEN = 2**31 - 1
 """Lengths and shapes are stored in 32 bits; sums in 64."""
@@ -100,6 +102,21 @@ class PlanConfig:
     is then theirs."""
     drop_untrainable: bool = False
     """Leave out samples without a token that the loss counts."""
+    mix: Mapping[str, float] | Iterable[tuple[float, Mapping[str, float]]] | None = None
+    """Each source's share of the plan, in sum 1; or phases, as ``(start, shares)``: from that share of the
+    total on. Kept as phases. Default: what the sources hold, each passed through as often."""
+    mix_by: MixBy = "tokens"
+    """What the shares count; a piece of a sample that is cut counts as one."""
+    repeat: Mapping[str, float] | None = None
+    """How often an epoch passes through each source: 2.5 means every sample twice, a random half of them a
+    third time. Default: once."""
+    total_tokens: int | None = None
+    """The plan ends with the step that reaches so many real tokens; sources are passed through as often as
+    that takes."""
+    total_steps: int | None = None
+    """The plan has so many steps; sources are passed through as often as that takes."""
+    max_passes: float | Mapping[str, float] | None = None
+    """How often the plan may pass through a source, all of them or each by name. Default: no bound."""
     remainder: Remainder = "drop"
     """What becomes of micro-batches that do not fill a step."""
     balance: Balance = "none"
@@ -124,11 +141,15 @@ class PlanConfig:
         self._set("max_tokens", _budgets(self.max_tokens))
         _check_ranges(self)
         self._set("sample_ids", _sample_ids(self.sample_ids, keep_order=self.order == "sequential"))
+        self._set("mix", phases_of(self.mix))
+        self._set("repeat", passes_of("--repeat", self.repeat))
+        self._set("max_passes", most_passes_of(self.max_passes))
         if self.step_tokens is None and self.grad_accum is None:
             self._set("grad_accum", 1)
         if self.packing is None:
             self._set("packing", _default_packing(self))
         _check_packing(self)
+        _check_mixture(self)
         _check_shapes(self)
         if self.step_tokens is not None and self.grad_accum is not None:
             raise ConfigError(
@@ -170,6 +191,16 @@ class PlanConfig:
         return self.same_num_samples or self.same_seqlen
 
     @property
+    def phases(self) -> tuple[Phase, ...] | None:
+        """The phases of ``mix``; None where each source gives what it holds."""
+        return cast("tuple[Phase, ...] | None", self.mix)
+
+    @property
+    def has_total(self) -> bool:
+        """Whether the plan ends with a number of tokens or steps, not with the samples."""
+        return self.total_tokens is not None or self.total_steps is not None
+
+    @property
     def budgets(self) -> dict[str, int]:
         """Tokens that a micro-batch may hold, per metric."""
         return dict(self.max_tokens) if isinstance(self.max_tokens, Mapping) else {"seqlen": self.max_tokens}
@@ -203,6 +234,8 @@ class PlanConfig:
             entries["max_tokens"] = dict(self.max_tokens)
         if self.curriculum is not None:
             entries["curriculum"] = dict(self.curriculum)
+        if self.phases is not None:
+            entries["mix"] = [phase._asdict() for phase in self.phases]
         return entries
 
 
@@ -216,6 +249,7 @@ _CHOICES = {
     "balance": get_args(Balance),
     "lr_scaling": get_args(LrScaling),
     "lr_by": get_args(LrBy),
+    "mix_by": get_args(MixBy),
 }
 # option -> (smallest, largest, may be left out)
 _RANGES = {
@@ -226,6 +260,8 @@ _RANGES = {
     "dp_size": (1, MAX_SEQLEN, False),
     "grad_accum": (1, MAX_SEQLEN, True),
     "step_tokens": (1, 2**62, True),
+    "total_tokens": (1, 2**60, True),
+    "total_steps": (1, 2**40, True),
     "accum_multiple": (1, MAX_SEQLEN, False),
     "min_samples": (1, MAX_SEQLEN, False),
     "max_samples": (1, MAX_SEQLEN, True),
@@ -400,6 +436,55 @@ def _check_wrapped(config: PlanConfig) -> None:
         raise ConfigError(
             f"--no-repeat-key {config.no_repeat_key} chooses among the samples of a row, and wrapped rows "
             "are filled with whatever comes next; leave it out, or choose --packing mixed"
+        )
+
+
+def _check_mixture(config: PlanConfig) -> None:
+    """Refuse what has no meaning where sources are mixed, or the plan ends with a total."""
+    total = next(
+        (name for name in ("total_tokens", "total_steps") if getattr(config, name) is not None), None
+    )
+    asked = "mix" if config.mix is not None else "repeat" if config.repeat is not None else total
+    if config.total_tokens is not None and config.total_steps is not None:
+        raise ConfigError(
+            f"--total-tokens {config.total_tokens} ends the plan, and so does --total-steps "
+            f"{config.total_steps}; give one of them"
+        )
+    if config.mix is not None and total is None:
+        raise ConfigError(
+            "--mix says what share each source has, but not of how much; add --total-tokens or --total-steps"
+        )
+    if config.repeat is not None and total is not None:
+        raise ConfigError(
+            f"--repeat says how often a source is passed through, but {_flag(total)} decides that; leave one "
+            "of them out"
+        )
+    if config.max_passes is not None and total is None:
+        raise ConfigError(
+            "--max-passes bounds what --total-tokens or --total-steps asks for; add one, or leave it out"
+        )
+    if config.mix is None and config.mix_by != "tokens":
+        raise ConfigError(f"--mix-by {config.mix_by} says what the shares of --mix count; add --mix")
+    if asked is None:
+        return
+    if config.order != "random":
+        raise ConfigError(
+            f"{_flag(asked)} spreads the sources evenly over a random order, which --order {config.order} "
+            "forbids; choose --order random"
+        )
+    if config.curriculum is not None:
+        raise ConfigError(
+            f"{_flag(asked)} decides when samples are used, and so does --curriculum; leave one of them out"
+        )
+    if config.shuffle_blocks is not None:
+        raise ConfigError(
+            f"{_flag(asked)} spreads the sources' passes evenly over the plan, and --shuffle-blocks "
+            f"{config.shuffle_blocks} reads block by block; leave one of them out"
+        )
+    if total is not None and config.epochs > 1:
+        raise ConfigError(
+            f"{_flag(total)} {getattr(config, total)} is the whole run, in which sources are passed through "
+            f"as often as it takes; leave --epochs {config.epochs} out"
         )
 
 

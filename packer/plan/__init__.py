@@ -5,6 +5,7 @@ from packer.plan.extents import Extents
 from packer.plan.facts import PlanFacts
 from packer.plan.reader import Epoch, Plan, load_plan
 from packer.plan.rows import Dropped, MicroBatch, MicroBatches, StepRow, Steps
+from packer.plan.sources import PlanSource
 from packer.plan.verify import Verified, main_metric, verify_plan
 from packer.plan.verify_lengths import check_lengths
 from packer.plan.writer import plan_in_memory, write_plan
@@ -19,6 +20,7 @@ __all__ = [
     "MicroBatches",
     "Plan",
     "PlanFacts",
+    "PlanSource",
     "PlannedEpoch",
     "StepRow",
     "Steps",

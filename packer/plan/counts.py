@@ -1,12 +1,13 @@
 """What ``plan.json`` counts while the tables are written."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from packer.plan.epoch import DROP_REASONS, DroppedSamples, PlannedEpoch
+from packer.plan.sources import PlanSource, source_of
 
 
 class ShapeTable:
@@ -89,13 +90,15 @@ def drop_counts(
     Args:
         dropped: in the order of the samples.
         is_begun: (num_samples,) whose first piece is planned; None where samples are whole. One in pieces is
-            counted where its first one is, so that none counts twice.
+            counted where its first one is, so that none counts twice; one that is lost whole, in one of
+            several passes, counts.
     """
     counts = {}
     is_sample = np.ones(len(dropped.sample_ids), np.bool_)
     if is_begun is not None:
         is_sample = ~is_begun[dropped.sample_ids]
         is_sample[1:] &= dropped.sample_ids[1:] != dropped.sample_ids[:-1]
+        is_sample |= dropped.num_tokens == dropped.seqlens
     for code, reason in enumerate(DROP_REASONS):
         mine = dropped.reasons == code
         if mine.any():
@@ -114,6 +117,36 @@ def whole_samples(arrays: dict[str, Any]) -> NDArray[np.integer]:
     offsets, starts = arrays["starts"]
     begun: NDArray[np.int64] = np.concatenate(([0], np.cumsum(starts == 0, dtype=np.int64)))[offsets]
     return np.diff(begun)
+
+
+class SourceCounts:
+    """What an epoch plans of each source; copies of micro-batches are not counted."""
+
+    def __init__(self, sources: Sequence[PlanSource]) -> None:
+        self._sources = sources
+        # (sources, 2) samples, each where its first piece is, and tokens
+        self._counts = np.zeros((len(sources), 2), np.int64)
+
+    def add(
+        self,
+        sample_ids: NDArray[np.integer],
+        seqlens: NDArray[np.int32],
+        starts: NDArray[np.int32] | None,
+    ) -> None:
+        """Count pieces: (P,) their samples, tokens, and where they begin in these; None: at 0."""
+        begins = np.ones(len(sample_ids), np.bool_) if starts is None else starts == 0
+        if len(self._sources) == 1:
+            self._counts[0] += (np.count_nonzero(begins), seqlens.sum(dtype=np.int64))
+            return
+        of = source_of(sample_ids, self._sources)
+        # float64 sums are exact: no record batch has 2^53 tokens
+        for column, weights in enumerate((begins, seqlens)):
+            sums = np.bincount(of, weights, minlength=len(self._sources))
+            self._counts[:, column] += sums.astype(np.int64)
+
+    def as_json(self) -> list[dict[str, int]]:
+        """Return one entry a source, in order."""
+        return [{"num_samples": samples, "num_tokens": tokens} for samples, tokens in self._counts.tolist()]
 
 
 class Cuts:

@@ -1,17 +1,18 @@
-"""The design effect of an epoch's steps, from its rows alone: how much more they differ than random ones.
+"""The design effects of an epoch's steps, from its rows alone: how much more they differ than random ones.
 
 It shares no code with the planner, which states the figure in ``plan.json``. Sums are of integers, divided
 once.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from fractions import Fraction
 
 import numpy as np
 from numpy.typing import NDArray
 
-from packer.plan.reader import Epoch
+from packer.plan.reader import Epoch, Plan
 from packer.plan.rows import MicroBatches
+from packer.plan.sources import source_of
 
 NUM_CLASSES = 16
 """Of lengths, with about equal numbers of tokens."""
@@ -20,7 +21,28 @@ _FRACTION_BITS = 32
 """Of a step's Σ h² / W, behind the point; the rest is rounded down."""
 
 
-def design_effect(epoch: Epoch, step_size: int) -> float | None:
+ClassesOf = Callable[[MicroBatches], NDArray[np.integer]]
+"""(P,) the class of each piece of a record batch."""
+
+
+def design_effects(plan: Plan, epoch: int) -> dict[str, float | None]:
+    """Return what an epoch's header entry states: by ``seqlen`` and by ``source``."""
+    opened, step_size = plan.epoch(epoch), plan.dp_size * plan.grad_accum
+    first_steps = np.array([phase["first_step"] for phase in plan.header.get("phases") or []] or [0])
+    sources = plan.sources
+    by_source = None
+    if len(sources) > 1:
+
+        def source_of_piece(table: MicroBatches) -> NDArray[np.integer]:
+            return source_of(table.sample_ids, sources)
+
+        by_source = _over_classes(opened, step_size, source_of_piece, len(sources), first_steps)
+    return {"seqlen": design_effect(opened, step_size, first_steps), "source": by_source}
+
+
+def design_effect(
+    epoch: Epoch, step_size: int, first_steps: NDArray[np.integer] | None = None
+) -> float | None:
     """Return the design effect in length: 1 where steps differ as random ones, 16 as those of a 16th of it.
 
     Fillers are left out, repeats count. Memory: the distinct lengths, and a few record batches.
@@ -28,29 +50,90 @@ def design_effect(epoch: Epoch, step_size: int) -> float | None:
     Args:
         epoch: whose rows are meant.
         step_size: E, the micro-batches of a step.
+        first_steps: (phases,) where the phases of a mix begin: the steps of each are held against its own
+            mix, and both sums, what they differ and what random ones would, are over all; None: one phase.
 
     Returns:
-        None for lengths of one class, or fewer than two steps.
+        None where no phase has lengths of two classes, or each has one step.
     """
     lengths, counts = _histogram(epoch)
     classes = _classes(lengths.tolist(), counts.tolist())
-    num_classes = len(set(classes))
-    if num_classes < 2 or epoch.num_steps < 2:
+    # (classes,) the shortest length of each
+    first_lengths = lengths[np.flatnonzero(np.diff(classes, prepend=-1))]
+    return _over_classes(epoch, step_size, _classes_by_length(first_lengths), len(first_lengths), first_steps)
+
+
+def _classes_by_length(first_lengths: NDArray[np.int64]) -> ClassesOf:
+    """Return what tells the class of a piece from its length.
+
+    Args:
+        first_lengths: (classes,) the shortest length of each, rising.
+    """
+    return lambda table: np.searchsorted(first_lengths, table.seqlens, side="right") - 1
+
+
+def _over_classes(
+    epoch: Epoch,
+    step_size: int,
+    classes_of: ClassesOf,
+    num_classes: int,
+    first_steps: NDArray[np.integer] | None,
+) -> float | None:
+    """Return the design effect over classes of pieces; see ``design_effect``."""
+    first_steps = np.zeros(1, np.int64) if first_steps is None else first_steps
+    squares = _Squares(len(first_steps), num_classes)
+    # by phase, as Python integers: 64 bits may not be enough
+    tokens, held = np.zeros((len(first_steps), num_classes), object), [0] * len(first_steps)
+    num_steps = np.zeros(len(first_steps), np.int64)
+    for first_step, of_steps in _tokens_by_class(
+        epoch, step_size, classes_of, num_classes, squares, first_steps
+    ):
+        phases = np.searchsorted(first_steps, first_step + np.arange(len(of_steps)), side="right") - 1
+        for phase in np.unique(phases).tolist():
+            mine = of_steps[phases == phase]
+            held[phase] += _concentration(mine)
+            tokens[phase] += mine.sum(axis=0).astype(object)
+            num_steps[phase] += len(mine)
+    has_two = any(np.count_nonzero(of_phase) > 1 for of_phase in tokens)
+    spare_steps = int((num_steps - 1)[num_steps > 0].sum())
+    if not has_two or spare_steps < 1:
         return None
-    # Σ w and Σ w² by class, as Python integers: at a billion long samples 64 bits are not enough
-    tokens, squares = [0] * num_classes, [0] * num_classes
-    for number, length, count in zip(classes, lengths.tolist(), counts.tolist(), strict=True):
-        tokens[number] += length * count
-        squares[number] += length * length * count
-    first_of_class = np.flatnonzero(np.diff(classes, prepend=-1))
-    held = sum(_concentration(part) for part in _tokens_by_class(epoch, step_size, lengths[first_of_class]))
-    whole, num_steps = sum(tokens), epoch.num_steps
-    evenness = Fraction(sum(part * part for part in tokens), whole * whole)  # Σ p²
-    found = max(Fraction(held, whole << _FRACTION_BITS) - evenness, Fraction(0))
-    # Σ_k Σ_i w² (1[c = k] − p_k)² = Σ_i w² (1 + Σ p²) − 2 Σ_i w² p_c
-    crossed = Fraction(sum(part * square for part, square in zip(tokens, squares, strict=True)), whole)
-    expected = (sum(squares) * (1 + evenness) - 2 * crossed) * num_steps / (whole * whole)
-    return float(found / expected * num_steps / (num_steps - 1))
+    found = expected = Fraction(0)
+    for phase, (of_phase, squared) in enumerate(zip(tokens.tolist(), squares.as_integers(), strict=True)):
+        whole = sum(of_phase)
+        if not whole:
+            continue
+        evenness = Fraction(sum(part * part for part in of_phase), whole * whole)  # Σ p²
+        found += max(Fraction(held[phase], 1 << _FRACTION_BITS) - evenness * whole, Fraction(0))
+        # Σ_k Σ_i w² (1[c = k] − p_k)² = Σ_i w² (1 + Σ p²) − 2 Σ_i w² p_c
+        crossed = Fraction(sum(part * square for part, square in zip(of_phase, squared, strict=True)), whole)
+        spread = sum(squared) * (1 + evenness) - 2 * crossed
+        expected += spread * int(num_steps[phase]) / whole
+    return float(found / expected * int(num_steps.sum()) / spare_steps)
+
+
+class _Squares:
+    """Σ w² by phase and class, exactly."""
+
+    def __init__(self, num_phases: int, num_classes: int) -> None:
+        # (2, phases, classes) the upper and the lower 32 bits, each summed in 64
+        self._halves = np.zeros((2, num_phases, num_classes), np.int64)
+
+    def add(
+        self, phases: NDArray[np.integer], classes: NDArray[np.integer], seqlens: NDArray[np.int64]
+    ) -> None:
+        """Add (P,) pieces."""
+        squares = seqlens * seqlens
+        np.add.at(self._halves[0], (phases, classes), squares >> 32)
+        np.add.at(self._halves[1], (phases, classes), squares & 0xFFFFFFFF)
+
+    def as_integers(self) -> list[list[int]]:
+        """Return them by phase, then class."""
+        upper, lower = self._halves.tolist()
+        return [
+            [(high << 32) + low for high, low in zip(*pair, strict=True)]
+            for pair in zip(upper, lower, strict=True)
+        ]
 
 
 def design_effects_by_stretch(
@@ -74,22 +157,23 @@ def design_effects_by_stretch(
     if len(set(classes)) < 2 or num_steps == num_stretches:
         return None, None
     stretch_of = np.repeat(np.arange(num_stretches), np.diff(first_steps, append=num_steps))
-    first_of_class = np.flatnonzero(np.diff(classes, prepend=-1))
-    tokens = np.zeros((num_stretches, len(first_of_class)), np.int64)
-    held = step = 0
-    for part in _tokens_by_class(epoch, step_size, lengths[first_of_class]):
+    first_lengths = lengths[np.flatnonzero(np.diff(classes, prepend=-1))]
+    num_classes = len(first_lengths)
+    tokens = np.zeros((num_stretches, num_classes), np.int64)
+    squares, held = _Squares(1, num_classes), 0
+    for step, part in _tokens_by_class(
+        epoch, step_size, _classes_by_length(first_lengths), num_classes, squares, np.zeros(1, np.int64)
+    ):
         np.add.at(tokens, stretch_of[step : step + len(part)], part)
-        step += len(part)
         held += _concentration(part)
     whole = int(tokens.sum())
     of_steps = Fraction(held, 1 << _FRACTION_BITS)
     of_stretches = sum((_evenness(row) for row in tokens.tolist()), Fraction(0))
-    weights = [int(count) * int(length) ** 2 for length, count in zip(lengths, counts, strict=True)]
+    (squared,) = squares.as_integers()
     shares = [Fraction(int(part), whole) for part in tokens.sum(axis=0)]
     spread = sum(
-        (weight * (1 - 2 * shares[number]) for number, weight in zip(classes, weights, strict=True)),
-        Fraction(0),
-    ) + sum(weights) * sum(share * share for share in shares)
+        (square * (1 - 2 * share) for square, share in zip(squared, shares, strict=True)), Fraction(0)
+    ) + sum(squared) * sum(share * share for share in shares)
     expected = spread / whole  # of a single step, times the tokens of the epoch
     within = float(max(of_steps - of_stretches, Fraction(0)) / expected / (num_steps - num_stretches))
     if num_stretches < 2:
@@ -136,16 +220,23 @@ def _classes(lengths: list[int], counts: list[int]) -> list[int]:
 
 
 def _tokens_by_class(
-    epoch: Epoch, step_size: int, first_lengths: NDArray[np.int64]
-) -> Iterator[NDArray[np.int64]]:
-    """Yield (steps, K) tokens of whole steps, in order.
+    epoch: Epoch,
+    step_size: int,
+    classes_of: ClassesOf,
+    num_classes: int,
+    squares: _Squares,
+    first_steps: NDArray[np.integer],
+) -> Iterator[tuple[int, NDArray[np.int64]]]:
+    """Yield the first of some whole steps and their (steps, K) tokens, in order; count squares on the way.
 
     Args:
         epoch: whose rows are meant.
         step_size: E.
-        first_lengths: (K,) the shortest length of each class.
+        classes_of: tells classes.
+        num_classes: K.
+        squares: what is added to.
+        first_steps: (phases,)
     """
-    num_classes = len(first_lengths)
     begun = np.zeros(num_classes, np.int64)  # of the step that goes on in the next record batch
     for table in epoch.microbatches():
         last_row = table.first_row + len(table.step)
@@ -153,13 +244,14 @@ def _tokens_by_class(
         step = np.arange(table.first_row, last_row) // step_size - first_step
         trained = _trained(table)
         of_piece = np.repeat(step, np.diff(table.offsets))[trained]
-        seqlens = table.seqlens[trained]
+        seqlens, classes = table.seqlens[trained].astype(np.int64), classes_of(table)[trained]
+        squares.add(np.searchsorted(first_steps, first_step + of_piece, side="right") - 1, classes, seqlens)
         tokens = np.zeros((int(step[-1]) + 2, num_classes), np.int64)
         tokens[0] = begun
-        np.add.at(tokens, (of_piece, np.searchsorted(first_lengths, seqlens, side="right") - 1), seqlens)
+        np.add.at(tokens, (of_piece, classes), seqlens)
         num_whole = last_row // step_size - first_step
         begun = tokens[num_whole]
-        yield tokens[:num_whole]
+        yield first_step, tokens[:num_whole]
 
 
 def _concentration(tokens: NDArray[np.int64]) -> int:

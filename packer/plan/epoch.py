@@ -78,6 +78,25 @@ class DroppedSamples:
     starts: NDArray[np.int64] | None = None
     """(K,) the first token lost, each one the first of so many; None where no sample of the plan is cut."""
 
+    def taken(self, lines: NDArray[np.integer]) -> "DroppedSamples":
+        """Return these lines, one or more times."""
+        return DroppedSamples(
+            sample_ids=self.sample_ids[lines],
+            seqlens=self.seqlens[lines],
+            num_tokens=self.num_tokens[lines],
+            reasons=self.reasons[lines],
+            starts=None if self.starts is None else self.starts[lines],
+        )
 
-DROP_REASONS = ("filtered", "empty", "too_long", "truncated", "remainder", "min_samples", "trained")
-"""In the order of their codes; a plan of an older packer knows the first ones."""
+
+DROP_REASONS = (
+    "filtered",
+    "empty",
+    "too_long",
+    "truncated",
+    "remainder",
+    "min_samples",
+    "trained",
+    "unreached",
+)
+"""In the order of their codes; a plan knows them up to the last that it may need."""

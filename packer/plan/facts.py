@@ -4,8 +4,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from packer.plan.epoch import DROP_REASONS
 from packer.plan.sources import PlanSource, joint_fingerprint
 from packer.plan.trained import Account
+
+_PASSES = ("mix", "repeat", "total_tokens", "total_steps")
+"""Options with which an epoch may not reach all of a source."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -32,6 +36,17 @@ class PlanFacts:
     def num_samples(self) -> int:
         """Samples of all sources, planned or not."""
         return sum(source.num_samples for source in self.sources)
+
+    @property
+    def drop_reasons(self) -> tuple[str, ...]:
+        """The reasons that ``dropped.arrow`` knows: those of what is not asked for are left out at the end.
+
+        So a plan's hash does not change with what later packers can do.
+        """
+        first_unasked = DROP_REASONS.index("trained")
+        if any(self.config.get(name) is not None for name in _PASSES):
+            return DROP_REASONS
+        return DROP_REASONS[: first_unasked + bool(self.trained)]
 
     def to_json(self) -> dict[str, Any]:
         """Return the facts as ``plan.json`` has them."""

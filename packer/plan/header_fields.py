@@ -8,6 +8,7 @@ from typing import Any
 
 from packer.plan import schema
 from packer.plan.epoch import DROP_REASONS
+from packer.plan.sources import PlanSource, joint_fingerprint
 from packer.wording import counted
 
 Fits = Callable[[Any], bool]
@@ -46,6 +47,10 @@ def _problems(header: Mapping[str, Any]) -> Iterator[str]:
         if header["version"] >= 2:
             yield from _misfits(counts, _EPOCH_OF_VERSION_2, f"epochs[{number}].")
             yield from _misfits(counts["design_effect"], _DESIGN_EFFECT, f"epochs[{number}].design_effect.")
+            for place, planned in enumerate(counts["sources"]):
+                yield from _misfits(planned, _COUNTS, f"epochs[{number}].sources[{place}].")
+            if len(counts["sources"]) != len(header["sources"]):
+                yield f"epochs[{number}].sources has {len(counts['sources'])} entries"
         yield from _misfits(counts["figures"], _FIGURES, f"epochs[{number}].figures.", may_miss=True)
         if "blocks" in counts["figures"]:
             yield from _misfits(counts["figures"]["blocks"], _BLOCKS, f"epochs[{number}].figures.blocks.")
@@ -55,8 +60,8 @@ def _problems(header: Mapping[str, Any]) -> Iterator[str]:
         for reason, losses in drops.items():
             if reason not in DROP_REASONS:
                 yield f"dropped has the reason {reason!r}"
-            yield from _misfits(losses, _LOSSES, f"dropped.{reason}.")
-            if set(losses) != set(_LOSSES):
+            yield from _misfits(losses, _COUNTS, f"dropped.{reason}.")
+            if set(losses) != set(_COUNTS):
                 yield f"dropped.{reason} has more than its counts"
     for shape in header["shapes"] or []:
         yield from _misfits(shape, _SHAPE, "shapes.")
@@ -89,9 +94,15 @@ def _problems_of_sources(header: Mapping[str, Any]) -> Iterator[str]:
         next_id += source["num_samples"]
     if next_id != header["num_samples"]:
         yield f"num_samples is {header['num_samples']}, the sources have {next_id}"
+    num_tokens = sum(source["num_tokens"] for source in sources)
+    if num_tokens != header["num_tokens"]:
+        yield f"num_tokens is {header['num_tokens']}, the sources have {num_tokens}"
     names = {source["name"] for source in sources}
     if len(names) < len(sources) or (None in names and len(sources) > 1):
         yield f"{len(sources)} sources have the names {sorted(map(str, names))}"
+    joint = joint_fingerprint([PlanSource.from_json(source) for source in sources])
+    if joint != header["metrics_fingerprint"]:
+        yield f"metrics_fingerprint is {header['metrics_fingerprint']}, the sources give {joint}"
     for number, phase in enumerate(header["phases"] or []):
         if not set(phase["shares"]) <= names:
             yield f"phases[{number}].shares names other sources"
@@ -259,6 +270,7 @@ _EPOCH: dict[str, Fits] = {
 _EPOCH_OF_VERSION_2: dict[str, Fits] = {
     "num_pieces": _is_count,
     "num_cut": _is_count,
+    "sources": _are_all(_is_a(dict)),
     "design_effect": _is_a(dict),
     "rank_imbalance_by_step": _is_number,
 }
@@ -282,7 +294,7 @@ _BLOCKS: dict[str, Fits] = {
     "design_effect_of_stretches": _maybe(lambda value: _is_number(value) and value >= 0),
 }
 _RAISE: dict[str, Fits] = {"step": _is_count, "as_of": _is_count, "beyond": _is_count}
-_LOSSES: dict[str, Fits] = {"num_samples": _is_count, "num_tokens": _is_count}
+_COUNTS: dict[str, Fits] = {"num_samples": _is_count, "num_tokens": _is_count}
 _SHAPE: dict[str, Fits] = {
     "num_rows": _is_count,
     "padded_seqlen": _is_count,

@@ -136,15 +136,15 @@ def metrics_of(column_names: Sequence[str]) -> tuple[str, ...]:
     return tuple(name.removeprefix(prefix) for name in column_names if name.startswith(prefix))
 
 
-def reason_dictionary() -> pa.StringArray:
-    """Return the reasons in the order of their codes."""
-    ends = np.cumsum([0, *map(len, DROP_REASONS)], dtype=np.int32)
-    text = "".join(DROP_REASONS).encode("ascii")
-    return pa.StringArray.from_buffers(len(DROP_REASONS), pa.py_buffer(ends), pa.py_buffer(text))
+def reason_dictionary(reasons: Sequence[str] = DROP_REASONS) -> pa.StringArray:
+    """Return the reasons, or the first of them, in the order of their codes."""
+    ends = np.cumsum([0, *map(len, reasons)], dtype=np.int32)
+    text = "".join(reasons).encode("ascii")
+    return pa.StringArray.from_buffers(len(reasons), pa.py_buffer(ends), pa.py_buffer(text))
 
 
 def is_reason_dictionary(found: pa.StringArray) -> bool:
-    """Say whether codes mean the reasons that they mean here; an older packer knew the first ones only."""
+    """Say whether codes mean the reasons that they mean here; many a plan has the first ones only."""
     return len(found) <= len(DROP_REASONS) and found.equals(reason_dictionary().slice(0, len(found)))
 
 

@@ -1,13 +1,21 @@
 """The sources of a plan: data sets whose samples are counted through, one after the other."""
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from hashlib import sha256
 from json import dumps
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
+
+from packer.errors import ConfigError
+
+T = TypeVar("T")
+
+_NAMED_SAMPLES = re.compile(r"\bsamples? -?\d+(?:, \d+)*\b(?! to )")
+"""How messages call samples: by their ids."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -86,3 +94,54 @@ def source_of(sample_ids: NDArray[np.integer], sources: Sequence[PlanSource]) ->
     """Return which of the sources each sample is of: (n,) sample ids to (n,) indices."""
     stops = np.array([source.stop_id for source in sources], np.int64)
     return np.searchsorted(stops, sample_ids, side="right").astype(np.int64, copy=False)
+
+
+def with_rows(message: str, sources: Sequence[PlanSource]) -> str:
+    """Return a message with, behind the id of each sample, the source that it is of and its row there.
+
+    Of a plan with one source without a name the id is the row: the message stays as it is.
+    """
+    if len(sources) == 1 and sources[0].name is None:
+        return message
+
+    def with_row(number: re.Match[str]) -> str:
+        sample = int(number[0])
+        for source in sources:
+            if source.first_id <= sample < source.stop_id:
+                return f"{sample} (row {sample - source.first_id} of {source.label})"
+        return number[0]
+
+    return _NAMED_SAMPLES.sub(lambda named: re.sub(r"-?\d+", with_row, named[0]), message)
+
+
+def by_source(sources: Sequence[PlanSource], given: T | Mapping[str, T], what: str, spelt: str) -> list[T]:
+    """Return what was given for each source of a plan, in their order.
+
+    Args:
+        sources: of the plan.
+        given: for the only source, or a mapping by name.
+        what: how messages call it.
+        spelt: how one is given, with ``{name}`` in it.
+
+    Raises:
+        ConfigError: sources are missing, or named otherwise.
+    """
+    names = [source.name for source in sources]
+    if not isinstance(given, Mapping):
+        if len(names) == 1:
+            return [given]
+        raise ConfigError(
+            f"the plan is of {len(names)} sources: give {what} for each: "
+            + " ".join(spelt.format(name=name) for name in names)
+        )
+    for name in given:
+        if name not in names:
+            have = ", ".join(str(name) for name in names) if names[0] is not None else "one without a name"
+            raise ConfigError(f"{what} are given for {name!r}, the plan's sources are {have}; name these")
+    missing = [name for name in names if name not in given]
+    if missing:
+        raise ConfigError(
+            f"no {what} are given for {missing[0]!r}, a source of the plan; "
+            f"add {spelt.format(name=missing[0])}"
+        )
+    return [given[str(name)] for name in names]

@@ -2,27 +2,29 @@
 
 import hashlib
 import os
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from packer.errors import InvariantError, PlanError, SourceChangedError
-from packer.metrics import Metrics, open_metrics
+from packer.errors import InvariantError, PlanError
 from packer.options import PlanConfig
 from packer.options.bounds import Company, longest_sample
 from packer.plan import schema
 from packer.plan.digest import content_hash
 from packer.plan.reader import Plan, load_plan
+from packer.plan.sources import with_rows
 from packer.plan.verify_blocks import check_blocks
 from packer.plan.verify_copies import check_copies
 from packer.plan.verify_curriculum import check_curriculum
 from packer.plan.verify_drops import DropRules
 from packer.plan.verify_figures import check_figures
 from packer.plan.verify_keys import check_keys
+from packer.plan.verify_metrics import MetricsLike, PlanMetrics
 from packer.plan.verify_rows import RowRules
 from packer.plan.verify_samples import check_samples
+from packer.plan.verify_sources import SourceRules
 from packer.plan.verify_steps import StepRules
 from packer.plan.verify_wrapped import WrappedRules
 
@@ -41,7 +43,11 @@ class Verified:
     num_steps: int
     num_microbatches: int
     num_samples: int
-    """Samples of the source; each was accounted for in every epoch."""
+    """Samples of all sources; each was accounted for in every epoch."""
+    has_passes: bool
+    """Whether an epoch passes through a source otherwise than once: each pass was accounted for."""
+    with_shares: bool
+    """Whether sources have shares, which were compared."""
     with_metrics: bool
     """Whether every length was compared with the metrics."""
     with_curriculum: bool
@@ -51,32 +57,37 @@ class Verified:
 def verify_plan(
     plan: Plan | str | os.PathLike[str],
     *,
-    metrics: Metrics | str | os.PathLike[str] | None = None,
+    metrics: MetricsLike | Mapping[str, MetricsLike] | None = None,
     progress: Progress | None = None,
 ) -> Verified:
     """Check the hashes and every invariant of a plan.
 
     Memory: one byte per sample of the source, 8 per micro-batch and 40 per step of an epoch, the distinct
     lengths, and a few record batches; where
-    samples are cut, some hundred megabytes more; where a curriculum is checked, up to 64 bytes per sample.
+    samples are cut, some hundred megabytes more; where a curriculum is checked, up to 64 bytes per sample;
+    the metrics of several sources.
 
     Args:
         plan: a plan, or its directory.
-        metrics: the metrics it was made from; every planned length is compared with them, every step with
-            what its curriculum admits, an order by blocks with the blocks, and the samples of every
-            micro-batch with the key that may not repeat.
+        metrics: the metrics it was made from, of a plan of named sources by their names; every planned length
+            is compared with them, every step with what its curriculum admits, an order by blocks with the
+            blocks, and the samples of every micro-batch with the key that may not repeat.
         progress: told how far the check has come.
 
     Raises:
         InvariantError: the first invariant that is broken, with step, micro-batch and sample.
         PlanError: the files are not those that were written.
         SourceChangedError: the metrics are of another data set.
+        ConfigError: metrics are missing, or named otherwise than the plan's sources.
     """
     plan = plan if isinstance(plan, Plan) else load_plan(plan)
-    if metrics is not None and not isinstance(metrics, Metrics):
-        metrics = open_metrics(metrics)
-    if metrics is not None:
-        _check_same_metrics(plan, metrics)
+    try:
+        return _verify(plan, None if metrics is None else PlanMetrics(plan, metrics), progress)
+    except InvariantError as error:
+        raise InvariantError(with_rows(str(error), plan.sources)) from error.__cause__
+
+
+def _verify(plan: Plan, metrics: PlanMetrics | None, progress: Progress | None) -> Verified:
     _check_hashes(plan)
     seqlens = None if metrics is None else metrics.metric(main_metric(plan, metrics.names))
     steps = StepRules(plan, metrics)
@@ -85,6 +96,7 @@ def verify_plan(
     drops = DropRules(plan, seqlens, budgeted)
     drops.check()
     rows, wrapped = RowRules(plan, seqlens, budgeted), WrappedRules(plan, seqlens)
+    sources = SourceRules(plan)
     num_microbatches = sum(plan.epoch(number).num_microbatches for number in range(plan.num_epochs))
     with_curriculum = metrics is not None and plan.config.get("curriculum") is not None
     total = num_microbatches * (1 + with_curriculum)
@@ -104,6 +116,7 @@ def verify_plan(
         wrapped.finish(number)
         check_samples(plan, number, seqlens)
         check_copies(plan, number)
+        sources.check(number)
         check_figures(plan, number)
         if metrics is not None:
             check_blocks(plan, number, metrics.blocks)
@@ -123,6 +136,8 @@ def verify_plan(
         num_steps=sum(plan.epoch(number).num_steps for number in range(plan.num_epochs)),
         num_microbatches=num_microbatches,
         num_samples=plan.num_samples,
+        has_passes=any(source.num_passes != 1 for source in plan.sources),
+        with_shares=bool(plan.header.get("phases")),
         with_metrics=metrics is not None,
         with_curriculum=with_curriculum,
     )
@@ -134,26 +149,12 @@ def main_metric(plan: Plan, names: Collection[str]) -> str:
     return next(iter(budget)) if isinstance(budget, dict) and "seqlen" not in names else "seqlen"
 
 
-def _budgeted(plan: Plan, metrics: Metrics | None) -> dict[str, NDArray[np.integer]]:
+def _budgeted(plan: Plan, metrics: PlanMetrics | None) -> dict[str, NDArray[np.integer]]:
     """Return the metrics that have a budget of their own."""
     budget = plan.config["max_tokens"]
     if metrics is None or not isinstance(budget, dict):
         return {}
     return {name: metrics.metric(name) for name in budget}
-
-
-def _check_same_metrics(plan: Plan, metrics: Metrics) -> None:
-    planned = plan.header["metrics_fingerprint"]
-    if planned is not None and metrics.fingerprint != planned:
-        raise SourceChangedError(
-            f"the plan was made from metrics {planned[:12]}…, {metrics.path} is {metrics.fingerprint[:12]}…; "
-            "give the metrics that it was made from, or plan again"
-        )
-    if metrics.num_samples != plan.num_samples:
-        raise SourceChangedError(
-            f"the plan is of {plan.num_samples} samples, {metrics.path} has {metrics.num_samples}; "
-            "give the metrics that it was made from, or plan again"
-        )
 
 
 def _check_limit(plan: Plan) -> None:

@@ -8,17 +8,17 @@ from numpy.typing import NDArray
 
 from packer.curriculum import Schedule, parse_curriculum
 from packer.errors import PlanError
-from packer.metrics import Metrics
 from packer.plan.epoch import DROP_REASONS
 from packer.plan.reader import Plan
 from packer.plan.rows import MicroBatches
 from packer.plan.schema import DROPPED_FILE, microbatches_file
+from packer.plan.verify_metrics import PlanMetrics
 from packer.plan.verify_rows import Rows
 
 _SEQLEN = "seqlen"
 
 
-def check_curriculum(plan: Plan, metrics: Metrics, seqlens: NDArray[np.integer]) -> Iterator[int]:
+def check_curriculum(plan: Plan, metrics: PlanMetrics, seqlens: NDArray[np.integer]) -> Iterator[int]:
     """Check every micro-batch of every epoch; the other invariants must hold already.
 
     Memory: 24 bytes a sample where difficulties are percentiles, 8 a step of an epoch and metric.

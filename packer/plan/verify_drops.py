@@ -27,6 +27,7 @@ _ASKED_BY = {
     "remainder": "remainder=drop and several micro-batches a step",
     "min_samples": "min_samples over 1",
     "trained": "a plan that trained them before",
+    "unreached": "mix, repeat, total_tokens or total_steps",
 }
 
 
@@ -95,12 +96,13 @@ class DropRules:
                 everyone, lines, f"is dropped as {reason}, which takes {_ASKED_BY[reason]}", lines.lengths
             )
         in_every = lines.epoch == EVERY_EPOCH
+        if reason in ("remainder", "unreached"):
+            self._refuse(in_every, lines, f"is dropped as {reason} in every epoch")
         if reason == "remainder":
-            self._refuse(in_every, lines, "is dropped as remainder in every epoch")
             np.add.at(self._remainders, lines.epoch, np.stack([everyone, lines.lost], axis=1))
         elif reason == "trained":
             self._refuse(lines.epoch != 0, lines, "is dropped as trained in another epoch than the first")
-        elif reason != "min_samples":
+        elif reason not in ("min_samples", "unreached"):
             self._refuse(~in_every, lines, f"is dropped as {reason} in one epoch only")
         applies = getattr(self, f"_is_{reason}")(lines)
         self._refuse(~applies, lines, f"is dropped as {reason}, which it is not", lines.lengths)
@@ -144,6 +146,9 @@ class DropRules:
         return lines.lost > 0
 
     def _is_trained(self, lines: "_Lines") -> NDArray[np.bool_]:
+        return lines.lost > 0
+
+    def _is_unreached(self, lines: "_Lines") -> NDArray[np.bool_]:
         return lines.lost > 0
 
     def _is_min_samples(self, lines: "_Lines") -> NDArray[np.bool_]:
@@ -244,4 +249,5 @@ def _asked(plan: Plan, step_size: int) -> dict[str, bool]:
         "truncated": config.get("too_long") == "truncate",
         "remainder": config.get("remainder") == "drop" and step_size > 1,
         "min_samples": (config.get("min_samples") or 1) > 1,
+        "unreached": any(config.get(name) for name in ("mix", "repeat", "total_tokens", "total_steps")),
     }

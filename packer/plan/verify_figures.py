@@ -6,7 +6,7 @@ import numpy as np
 
 from packer.errors import InvariantError
 from packer.plan.counts import time_lost
-from packer.plan.design_effect import design_effect
+from packer.plan.design_effect import design_effects
 from packer.plan.reader import Plan
 
 TOLERANCE = 1e-9
@@ -24,17 +24,12 @@ def check_figures(plan: Plan, epoch: int) -> None:
     if plan.header["version"] < 2:
         return
     opened, stated = plan.epoch(epoch), plan.header["epochs"][epoch]
-    compare(
-        epoch, "design_effect", stated["design_effect"]["seqlen"], design_effect(opened, _step_size(plan))
-    )
+    for name, effect in design_effects(plan, epoch).items():
+        compare(epoch, f"design_effect.{name}", stated["design_effect"][name], effect)
     costs = np.concatenate([np.empty(0, np.int64), *(table.cost for table in opened.microbatches())])
     by_slots, by_steps = time_lost(costs, plan.dp_size, plan.grad_accum)
     compare(epoch, "rank_imbalance", stated["rank_imbalance"], by_slots)
     compare(epoch, "rank_imbalance_by_step", stated["rank_imbalance_by_step"], by_steps)
-
-
-def _step_size(plan: Plan) -> int:
-    return plan.dp_size * plan.grad_accum
 
 
 def compare(epoch: int, name: str, stated: float | None, actual: float | None) -> None:

@@ -1,10 +1,13 @@
 """Compare the planned lengths of some samples with lengths measured again."""
 
+from collections.abc import Sequence
+
 import numpy as np
 from numpy.typing import NDArray
 
 from packer.errors import InvariantError
 from packer.plan.reader import Plan
+from packer.plan.sources import PlanSource, with_rows
 
 
 def check_lengths(plan: Plan, sample_ids: NDArray[np.integer], seqlens: NDArray[np.integer]) -> None:
@@ -23,7 +26,8 @@ def check_lengths(plan: Plan, sample_ids: NDArray[np.integer], seqlens: NDArray[
     asked[sample_ids] = np.arange(len(sample_ids))
     for part in plan.dropped():
         at = asked[part.sample_id]
-        _refuse((at >= 0) & (seqlens[at] != part.seqlen), "dropped", part.sample_id, part.seqlen, seqlens[at])
+        wrong = (at >= 0) & (seqlens[at] != part.seqlen)
+        _refuse(wrong, "dropped", part.sample_id, part.seqlen, seqlens[at], plan.sources)
     for epoch in range(plan.num_epochs):
         for table in plan.epoch(epoch).microbatches():
             at = asked[table.sample_ids]
@@ -32,7 +36,8 @@ def check_lengths(plan: Plan, sample_ids: NDArray[np.integer], seqlens: NDArray[
                 wrong = actual != table.seqlens
             else:
                 wrong = actual < table.starts.astype(np.int64) + table.seqlens
-            _refuse((at >= 0) & wrong, f"epoch {epoch}", table.sample_ids, table.seqlens, actual)
+            wrong &= at >= 0
+            _refuse(wrong, f"epoch {epoch}", table.sample_ids, table.seqlens, actual, plan.sources)
 
 
 def _refuse(
@@ -41,10 +46,12 @@ def _refuse(
     sample_ids: NDArray[np.integer],
     stated: NDArray[np.integer],
     actual: NDArray[np.integer],
+    sources: Sequence[PlanSource],
 ) -> None:
     if wrong.any():
         at = int(np.argmax(wrong))
-        raise InvariantError(
+        told = (
             f"{where}, sample {sample_ids[at]}: the plan says {stated[at]} tokens, the source has "
             f"{actual[at]}; analyze and plan again"
         )
+        raise InvariantError(with_rows(told, sources))

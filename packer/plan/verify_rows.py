@@ -296,12 +296,17 @@ class Rows:
         return totals
 
     def repeated_in_row(self) -> NDArray[np.bool_]:
-        """Return which pieces belong to a sample that has an earlier piece in the same row."""
+        """Return which pieces belong to a sample that has another piece in the same row.
+
+        One and the same piece twice is of two passes; see ``verify_sources``.
+        """
         row = np.repeat(np.arange(len(self.table.step)), np.diff(self.table.offsets))
-        order = np.lexsort((self.table.sample_ids, row))
-        ids, row = self.table.sample_ids[order], row[order]
+        starts = self.table.starts
+        assert starts is not None
+        order = np.lexsort((starts, self.table.sample_ids, row))
+        ids, row, starts = self.table.sample_ids[order], row[order], starts[order]
         repeated = np.zeros(len(ids), np.bool_)
-        repeated[order[1:]] = (ids[1:] == ids[:-1]) & (row[1:] == row[:-1])
+        repeated[order[1:]] = (ids[1:] == ids[:-1]) & (row[1:] == row[:-1]) & (starts[1:] != starts[:-1])
         return repeated
 
     def compare(self, name: str, stated: Columns, actual: Columns) -> None:

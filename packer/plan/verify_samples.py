@@ -1,4 +1,4 @@
-"""Every sample, in every epoch: planned once, or in pieces that tile it, or dropped with a reason."""
+"""Every sample, in every pass of an epoch: planned once, in pieces that tile it, or dropped with a reason."""
 
 from collections.abc import Iterator
 from typing import Any, NamedTuple
@@ -11,20 +11,36 @@ from packer.plan import schema
 from packer.plan.epoch import DROP_REASONS
 from packer.plan.reader import Epoch, Plan
 from packer.plan.rows import MicroBatches
+from packer.plan.sources import source_of
+from packer.wording import counted
 
-PIECES_PER_PASS = 1 << 24
+PIECES_PER_ROUND = 1 << 24
 """Pieces of cut samples that are held at a time."""
 
 _TRUNCATED = DROP_REASONS.index("truncated")
 
 
 class Pieces(NamedTuple):
-    """Planned pieces, or dropped tokens, of some samples."""
+    """Planned pieces of some samples."""
 
     sample_ids: NDArray[np.integer]
     starts: NDArray[np.integer]
     seqlens: NDArray[np.integer]
-    """Tokens planned, or lost."""
+
+
+class Losses(NamedTuple):
+    """Lines of ``dropped.arrow`` that concern an epoch."""
+
+    sample_ids: NDArray[np.integer]
+    starts: NDArray[np.int64]
+    """The first token lost; 0 where the plan does not say it."""
+    lengths: NDArray[np.int64]
+    """Of the whole samples."""
+    num_tokens: NDArray[np.int64]
+    """Tokens lost, each time."""
+    times: NDArray[np.int64]
+    """What every epoch leaves out it leaves out of all its passes; the rest is left out of one."""
+    reasons: NDArray[np.int8]
 
 
 def pieces_of(epoch: Epoch, *, copies: bool = False) -> Iterator[tuple[MicroBatches, Pieces]]:
@@ -61,8 +77,8 @@ def check_samples(plan: Plan, epoch: int, seqlens: NDArray[np.integer] | None) -
         seqlens: (num_samples,) the metric; lengths of samples that are not dropped are unknown without it.
 
     Raises:
-        InvariantError: a sample is planned twice, or neither planned nor dropped, or in pieces that do not
-            tile it.
+        InvariantError: a sample is planned more or less often than its source is passed through and it is
+            not dropped, or in pieces that do not tile it.
     """
     checked = _Epoch(plan, epoch, seqlens)
     if checked.has_cuts():
@@ -79,115 +95,151 @@ class _Epoch:
         self._epoch = plan.epoch(epoch)
         self._metric = seqlens
         self._name = f"epoch {epoch}"
+        self._num_passes = np.array([source.num_passes for source in plan.sources], np.int64)
 
     def planned(self) -> Iterator[tuple[MicroBatches, Pieces]]:
         """Yield the pieces that count as planned."""
         return pieces_of(self._epoch)
 
-    def drops(self) -> Iterator[tuple[Pieces, NDArray[np.int64], NDArray[np.int8]]]:
-        """Yield what this epoch does not plan: tokens lost, whole lengths, reasons."""
+    def drops(self) -> Iterator[Losses]:
+        """Yield what this epoch does not plan."""
         for part in self._plan.dropped():
             mine = (part.epoch == -1) | (part.epoch == self._number)
             if mine.any():
+                ids = part.sample_id[mine]
                 starts = np.zeros_like(part.num_tokens) if part.start is None else part.start
-                yield (
-                    Pieces(part.sample_id[mine], starts[mine], part.num_tokens[mine]),
-                    part.seqlen[mine],
-                    part.reason[mine],
+                times = np.where(part.epoch[mine] == -1, self._passes(ids), 1)
+                yield Losses(
+                    ids, starts[mine], part.seqlen[mine], part.num_tokens[mine], times, part.reason[mine]
                 )
 
     def has_cuts(self) -> bool:
         """Return whether a sample may be in several pieces, or partly dropped."""
         if any(table.starts is not None for table in self._epoch.microbatches()):
             return True
-        return any((lost.seqlens < lengths).any() for lost, lengths, _ in self.drops())
+        return any((lost.num_tokens < lost.lengths).any() for lost in self.drops())
 
     def check_whole_samples(self) -> None:
-        """Check that every sample is planned once, or dropped once."""
-        seen = np.zeros(self._plan.num_samples, np.bool_)
-        count = 0
+        """Check that every sample is planned, or dropped, once in every pass."""
+        # (num_samples,) how often each was planned or dropped so far; that no count ran over tells the sum
+        seen = np.zeros(self._plan.num_samples, np.min_scalar_type(int(self._num_passes.max()) + 1))
+        total, one = 0, seen.dtype.type(1)  # of its type, or adding takes 20 times as long
         for _, pieces in self.planned():
-            seen[pieces.sample_ids] = True
-            count += len(pieces.sample_ids)
-        if count != np.count_nonzero(seen):
-            self._refuse_second_time()
-        for lost, _, _ in self.drops():
-            ids = lost.sample_ids
-            self._refuse(seen[ids], ids, "is planned and dropped, or dropped twice")
-            seen[ids] = True
-            count += len(ids)
-        if count != np.count_nonzero(seen):
-            self._refuse_dropped_twice()
-        if count != len(seen):
+            np.add.at(seen, pieces.sample_ids, one)
+            total += len(pieces.sample_ids)
+        if total != seen.sum(dtype=np.int64) or self._first(seen, np.greater) is not None:
+            self._refuse_another_time()
+        for lost in self.drops():
+            np.add.at(seen, lost.sample_ids, lost.times.astype(seen.dtype))
+            total += int(lost.times.sum())
+            self._refuse_drops(lost.sample_ids, seen[lost.sample_ids])
+        if total != seen.sum(dtype=np.int64):
+            self._refuse_dropped_again()
+        sample = self._first(seen, np.less)
+        if sample is not None:
             raise InvariantError(
-                f"{self._name}: sample {int(np.argmin(seen))} is neither planned nor dropped"
+                f"{self._name}: sample {sample} {self._too_rarely(sample, int(seen[sample]))}"
             )
 
-    def _refuse_second_time(self) -> None:
-        """Find a sample that is planned twice, and say where."""
-        seen = np.zeros(self._plan.num_samples, np.bool_)
-        for table, pieces in self.planned():
-            order = np.argsort(pieces.sample_ids, kind="stable")
-            ids = pieces.sample_ids[order]
-            again = np.zeros(len(ids), np.bool_)
-            again[order[1:]] = ids[1:] == ids[:-1]
-            again |= seen[pieces.sample_ids]
-            seen[pieces.sample_ids] = True
-            if again.any():
-                sample = int(pieces.sample_ids[np.argmax(again)])
-                raise InvariantError(f"{place_of(self._number, table, sample)}: it is planned twice")
+    def _first(self, seen: NDArray[np.unsignedinteger], differs: np.ufunc) -> int | None:
+        """Return the first sample whose count differs in this way from the passes of its source."""
+        for source in self._plan.sources:
+            wrong = differs(seen[source.first_id : source.stop_id], source.num_passes)
+            if wrong.any():
+                return source.first_id + int(np.argmax(wrong))
+        return None
 
-    def _refuse_dropped_twice(self) -> None:
-        seen = np.zeros(self._plan.num_samples, np.bool_)
-        for lost, _, _ in self.drops():
-            ids, counts = np.unique(lost.sample_ids, return_counts=True)
-            self._refuse(seen[ids] | (counts > 1), ids, "is dropped twice")
-            seen[ids] = True
+    def _refuse_another_time(self) -> None:
+        """Find a sample that is planned more often than its source is passed through, and say where."""
+        seen = np.zeros(self._plan.num_samples, np.min_scalar_type(int(self._num_passes.max()) + 1))
+        for table, pieces in self.planned():
+            ids, counts = np.unique(pieces.sample_ids, return_counts=True)
+            passes = self._passes(ids)
+            again = seen[ids] + counts > passes
+            if again.any():
+                at = int(np.argmax(again))
+                raise InvariantError(
+                    f"{place_of(self._number, table, int(ids[at]))}: {self._too_often(int(passes[at]))}"
+                )
+            seen[ids] += counts.astype(seen.dtype)
+
+    def _refuse_drops(self, sample_ids: NDArray[np.integer], seen: NDArray[np.integer]) -> None:
+        """Refuse samples that were planned and dropped more often than their sources are passed through."""
+        passes = self._passes(sample_ids)
+        once, several = (seen > passes) & (passes == 1), (seen > passes) & (passes != 1)
+        self._refuse(once, sample_ids, "is planned and dropped, or dropped twice")
+        self._refuse(
+            several, sample_ids, "is planned and dropped more often than its source is passed through"
+        )
+
+    def _refuse_dropped_again(self) -> None:
+        """Find a sample that is dropped so often that its count ran over."""
+        for lost in self.drops():
+            ids, place = np.unique(lost.sample_ids, return_inverse=True)
+            times = np.zeros(len(ids), np.int64)
+            np.add.at(times, place, lost.times)
+            self._refuse_drops(ids, times)
+
+    def _too_often(self, passes: int) -> str:
+        if passes == 1:
+            return "it is planned twice"
+        return f"it is planned once more, its source is passed through {_times(passes)}"
+
+    def _too_rarely(self, sample: int, seen: int) -> str:
+        passes = int(self._passes(np.array([sample]))[0])
+        if passes == 1:
+            return "is neither planned nor dropped"
+        return f"is planned or dropped {_times(seen)}, its source is passed through {_times(passes)}"
 
     def check_pieces(self) -> None:
         """Check that the pieces of every sample tile what is not dropped, some samples at a time."""
         num_pieces = self._plan.num_samples + sum(len(pieces.sample_ids) for _, pieces in self.planned())
-        passes = -(-num_pieces // PIECES_PER_PASS)
-        width = -(-self._plan.num_samples // max(passes, 1))
+        rounds = -(-num_pieces // PIECES_PER_ROUND)
+        width = -(-self._plan.num_samples // max(rounds, 1))
         for first in range(0, self._plan.num_samples, width):
             self._check_pieces_of(first, min(first + width, self._plan.num_samples))
 
     def _check_pieces_of(self, first: int, last: int) -> None:
         """Check the samples first … last − 1."""
         planned = _collect((pieces for _, pieces in self.planned()), first, last)
-        if self._states_starts():
-            lost_pieces = _collect((pieces for pieces, _, _ in self.drops()), first, last)
-            self._check_tiles(planned, lost_pieces)
+        everyone = np.arange(first, last)
         # (last − first,) what is known of each sample
+        passes = self._passes(everyone)
         lost = np.zeros(last - first, np.int64)
         lengths = np.full(last - first, -1, np.int64)
         listed, may_gap = (np.zeros(last - first, np.bool_) for _ in range(2))
-        for part, known, reasons in self.drops():
+        lost_pieces = []
+        for part in self.drops():
             mine = (part.sample_ids >= first) & (part.sample_ids < last)
-            at = part.sample_ids[mine] - first
-            np.add.at(lost, at, part.seqlens[mine])
-            lengths[at] = known[mine]
-            self._refuse(lengths[at] != known[mine], at + first, "is dropped with two different lengths")
+            at, known = part.sample_ids[mine] - first, part.lengths[mine]
+            num_lost, times = part.num_tokens[mine], part.times[mine]
+            np.add.at(lost, at, num_lost * times)
+            lost_pieces.append((at, part.starts[mine], part.starts[mine] + num_lost, times))
+            lengths[at] = known
+            self._refuse(lengths[at] != known, at + first, "is dropped with two different lengths")
             listed[at] = True
-            may_gap[at] |= reasons[mine] != _TRUNCATED  # a piece between two others may be dropped
+            may_gap[at] |= part.reasons[mine] != _TRUNCATED  # a piece between two others may be dropped
         if self._metric is not None:
             lengths = self._metric[first:last].astype(np.int64)
-        order = np.lexsort((planned.starts, planned.sample_ids))
-        ids, starts = planned.sample_ids[order] - first, planned.starts[order].astype(np.int64)
-        ends = starts + planned.seqlens[order]
+        ids, starts = planned.sample_ids - first, planned.starts.astype(np.int64)
+        ends = starts + planned.seqlens
         tokens = np.zeros(last - first, np.int64)
-        np.add.at(tokens, ids, ends - starts)
+        np.add.at(tokens, ids, planned.seqlens)
         end = np.zeros(last - first, np.int64)
         np.maximum.at(end, ids, ends)
-        overlap = (ids[1:] == ids[:-1]) & (starts[1:] < ends[:-1])
-        self._refuse(overlap, ids[1:] + first, "is planned twice: two of its pieces share tokens")
-        everyone = np.arange(first, last)
+        self._refuse_overlaps(ids, starts, ends, passes, first)
+        if self._states_starts():
+            nothing = np.empty(0, np.int64)
+            lost_ids, opens, closes, times = map(
+                np.concatenate, zip((nothing,) * 4, *lost_pieces, strict=True)
+            )
+            self._check_tiles((ids, starts, ends), (lost_ids, opens, closes), times, passes, first)
         seen = np.zeros(last - first, np.bool_)
         seen[ids] = True
-        self._refuse(~seen & ~listed, everyone, "is neither planned nor dropped")
-        gaps = seen & (tokens != end) & ~may_gap
+        self._refuse(~seen & ~listed & (passes > 0), everyone, "is neither planned nor dropped")
+        gaps = seen & (tokens != end * passes) & ~may_gap
         self._refuse(gaps, everyone, "is planned in pieces that leave a gap")
-        unequal = (lengths >= 0) & (tokens + lost != lengths)
+        unequal = (lengths >= 0) & (tokens + lost != lengths * passes)
         self._refuse(
             unequal, everyone, "has more or fewer tokens planned and dropped than it is long", lengths
         )
@@ -197,19 +249,75 @@ class _Epoch:
         """Return whether the drops say where they begin; an older packer did not."""
         return "start" in self._plan.columns(schema.DROPPED_FILE).names
 
-    def _check_tiles(self, planned: Pieces, lost: Pieces) -> None:
-        """Check that every piece, planned or dropped, begins where the one before it ends."""
-        ids, starts, seqlens = (np.concatenate(pair) for pair in zip(planned, lost, strict=True))
-        order = np.lexsort((seqlens, starts, ids))
-        ids, starts = ids[order], starts[order].astype(np.int64)
-        ends = starts + seqlens[order]
-        follows = np.zeros(len(ids), np.bool_)
-        follows[1:] = ids[1:] == ids[:-1]
-        due = np.where(follows, np.append(0, ends[:-1]), 0)
+    def _check_tiles(
+        self,
+        planned: tuple[NDArray[np.integer], NDArray[np.int64], NDArray[np.int64]],
+        lost: tuple[NDArray[np.integer], NDArray[np.int64], NDArray[np.int64]],
+        times: NDArray[np.int64],
+        passes: NDArray[np.int64],
+        first: int,
+    ) -> None:
+        """Check that pieces, planned and dropped, cover every token once in each pass, up to the last one.
+
+        Args:
+            planned: (P,) samples, counted from ``first``; where pieces begin, and where they end.
+            lost: (L,) likewise.
+            times: (L,) of how many passes each is lost.
+            passes: of each sample.
+            first: the first sample.
+        """
+        ids, starts, ends = (np.concatenate(pair) for pair in zip(planned, lost, strict=True))
+        weights = np.concatenate([np.ones(len(planned[0]), np.int64), times])
+        weights[starts == ends] = 0
+        # (2 · (P + L),) where pieces begin and end
+        of_sample, places = np.concatenate([ids, ids]), np.concatenate([starts, ends])
+        changes = np.concatenate([weights, -weights])
+        order = np.lexsort((places, of_sample))
+        of_sample, places, changes = of_sample[order], places[order], changes[order]
+        depth = np.cumsum(changes)  # back to 0 behind every sample
+        follows = np.append((of_sample[1:] == of_sample[:-1]), False)
+        # at one place all count before the depth does; behind the last one there is nothing to cover
+        is_last_there = np.append((places[1:] != places[:-1]) | ~follows[:-1], True)
+        covers, due = is_last_there & follows, passes[of_sample]
         self._refuse(
-            starts < due, ids, "is planned twice, or planned and dropped: two of its pieces share tokens"
+            covers & (depth > due),
+            of_sample + first,
+            "is planned twice, or planned and dropped: two of its pieces share tokens",
         )
-        self._refuse(starts > due, ids, "is planned in pieces that leave a gap")
+        is_first = np.append(True, ~follows[:-1])
+        gaps = (covers & (depth < due)) | (is_first & (places > 0) & (due > 0))
+        self._refuse(gaps, of_sample + first, "is planned in pieces that leave a gap")
+
+    def _refuse_overlaps(
+        self,
+        ids: NDArray[np.integer],
+        starts: NDArray[np.int64],
+        ends: NDArray[np.int64],
+        passes: NDArray[np.int64],
+        first: int,
+    ) -> None:
+        """Refuse a token that is in more pieces than its source has passes.
+
+        Args:
+            ids: (P,) samples, counted from ``first``.
+            starts: (P,)
+            ends: (P,)
+            passes: of each sample.
+            first: the first sample.
+        """
+        # (2P,) where pieces begin and end; at one place they end before others begin
+        changes = np.repeat(np.array([1, -1], np.int64), len(ids))
+        of_sample = np.concatenate([ids, ids])
+        order = np.lexsort((changes, np.concatenate([starts, ends]), of_sample))
+        of_sample = of_sample[order]
+        depth = np.cumsum(changes[order])  # back to 0 behind every sample
+        overlap = depth > passes[of_sample]
+        self._refuse(
+            overlap & (passes[of_sample] <= 1),
+            of_sample + first,
+            "is planned twice: two of its pieces share tokens",
+        )
+        self._refuse(overlap, of_sample + first, "has tokens in more pieces than its source has passes")
 
     def check_totals(self) -> None:
         """Check that tokens in = tokens planned + tokens dropped, and the counts of the header."""
@@ -217,25 +325,40 @@ class _Epoch:
         tokens = sum(int(pieces.seqlens.sum(dtype=np.int64)) for _, pieces in self.planned())
         samples = sum(int(np.count_nonzero(pieces.starts == 0)) for _, pieces in self.planned())
         num_pieces = sum(len(pieces.sample_ids) for _, pieces in self.planned())
-        lost = sum(int(lost.seqlens.sum()) for lost, _, _ in self.drops())
-        source = self._plan.header["num_tokens"]
-        if tokens + lost != source:
+        lost = sum(int((part.num_tokens * part.times).sum()) for part in self.drops())
+        whole = sum(source.num_tokens * source.num_passes for source in self._plan.sources)
+        if tokens + lost != whole:
+            many = len(self._plan.sources) > 1 or self._num_passes[0] > 1
+            owner = "those of the sources' passes," if many else "the source's"
             raise InvariantError(
-                f"{self._name}: {tokens} tokens planned + {lost} dropped are not the source's {source}"
+                f"{self._name}: {tokens} tokens planned + {lost} dropped are not {owner} {whole}"
             )
         actual = {"num_tokens": tokens, "num_samples": samples} | self._losses()
         if self._plan.header["version"] >= 2:
             actual["num_pieces"] = num_pieces
+            actual["sources"] = self._of_sources()
         for name, value in actual.items():
             if counts[name] != value:
                 raise InvariantError(
                     f"{self._name}: {name} is {counts[name]} in plan.json, the rows give {value}"
                 )
 
+    def _of_sources(self) -> list[dict[str, int]]:
+        """Return what is planned of each source."""
+        sources = self._plan.sources
+        samples, tokens = np.zeros((2, len(sources)), np.int64)
+        for _, pieces in self.planned():
+            of = source_of(pieces.sample_ids, sources)
+            samples += np.bincount(of[pieces.starts == 0], minlength=len(sources))
+            np.add.at(tokens, of, pieces.seqlens.astype(np.int64))
+        found = zip(samples.tolist(), tokens.tolist(), strict=True)
+        return [{"num_samples": in_samples, "num_tokens": in_tokens} for in_samples, in_tokens in found]
+
     def _losses(self) -> dict[str, Any]:
         """Return what this epoch alone does not plan, by reason, and how many samples are cut.
 
-        A sample in pieces counts where its first one is; format version 1 counts its pieces.
+        A sample in pieces counts where its first one is, one that is lost whole in a pass there, too; format
+        version 1 counts pieces.
         """
         counts_pieces = self._plan.header["version"] < 2
         # (num_samples,) planned or counted already, and in pieces
@@ -253,7 +376,8 @@ class _Epoch:
             ids, reasons = part.sample_id[mine], part.reason[mine]
             is_first = np.zeros(len(ids), np.bool_)
             is_first[np.unique(ids, return_index=True)[1]] = True
-            is_sample = counts_pieces | (is_first & ~is_counted[ids])
+            is_whole = part.num_tokens[mine] == part.seqlen[mine]
+            is_sample = counts_pieces | is_whole | (is_first & ~is_counted[ids])
             is_counted[ids] = True
             for code in np.unique(reasons).tolist():
                 counts = losses.setdefault(DROP_REASONS[code], {"num_samples": 0, "num_tokens": 0})
@@ -261,6 +385,10 @@ class _Epoch:
                 counts["num_tokens"] += int(part.num_tokens[mine][reasons == code].sum())
         num_cut = {} if counts_pieces else {"num_cut": int(np.count_nonzero(is_cut))}
         return {"dropped": losses} | num_cut
+
+    def _passes(self, sample_ids: NDArray[np.integer]) -> NDArray[np.int64]:
+        """Return how often an epoch passes through the sources of samples."""
+        return self._num_passes[source_of(sample_ids, self._plan.sources)]
 
     def _refuse(
         self,
@@ -274,6 +402,10 @@ class _Epoch:
             at = int(np.argmax(wrong))
             length = "" if lengths is None else f" (seqlen {lengths[at]})"
             raise InvariantError(f"{self._name}: sample {sample_ids[at]}{length} {why}")
+
+
+def _times(number: int) -> str:
+    return counted(number, "time")
 
 
 def _collect(parts: Iterator[Pieces], first: int, last: int) -> Pieces:

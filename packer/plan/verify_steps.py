@@ -6,10 +6,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from packer.errors import InvariantError
-from packer.metrics import Metrics
 from packer.plan.reader import Epoch, Plan
 from packer.plan.rows import MicroBatches, Steps
 from packer.plan.trained import accounts_of
+from packer.plan.verify_metrics import PlanMetrics
 
 RELATIVE_ERROR = 1e-12
 """Of a learning-rate factor: one division, one root, one mean."""
@@ -18,7 +18,7 @@ RELATIVE_ERROR = 1e-12
 class StepRules:
     """Counts what the micro-batches of each step hold, and compares it with ``steps.arrow``."""
 
-    def __init__(self, plan: Plan, metrics: Metrics | None) -> None:
+    def __init__(self, plan: Plan, metrics: PlanMetrics | None) -> None:
         self._plan = plan
         labels = plan.header["loss_tokens"]
         self._from_seqlens = labels == "seqlen - 1"

@@ -9,6 +9,7 @@ from packer.options.bounds import full_row, longest_sample, row_room
 from packer.plan.epoch import DROP_REASONS
 from packer.plan.reader import Plan
 from packer.plan.rows import MicroBatches
+from packer.plan.sources import source_of
 from packer.plan.trained import accounts_of
 from packer.plan.verify_rows import Rows
 from packer.wording import counted
@@ -25,6 +26,7 @@ class WrappedRules:
         """Take the plan, and (num_samples,) the metric that it calls seqlen, where it is known."""
         self._plan = plan
         self._metric = seqlens
+        self._num_passes = np.array([source.num_passes for source in plan.sources])
         self._is_wrapped = plan.config.get("packing") == "wrapped"
         if self._is_wrapped:
             options = PlanConfig.from_json(plan.config)
@@ -74,7 +76,9 @@ class WrappedRules:
         self._num_short += int(np.count_nonzero(missing > 1))
         self._num_shorter += int(np.count_nonzero(missing > 2))
         self._num_uncut += int(np.count_nonzero(table.seqlens == _UNCUT))
-        self._num_met += int(np.count_nonzero(begins_anew & (starts > 0)))
+        # a sample may meet another piece, or pass, of its own in the row that it would fill
+        comes_again = self._num_passes[source_of(table.sample_ids, self._plan.sources)] > 1
+        self._num_met += int(np.count_nonzero(begins_anew & ((starts > 0) | comes_again)))
 
     def finish(self, epoch: int) -> None:
         """Check, after the last row of an epoch, how many rows are short.

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from packer._version import __version__
 from packer.arrays import numpy_dtype, to_arrow
 from packer.plan import schema
-from packer.plan.counts import Cuts, ShapeTable, drop_counts, time_lost, whole_samples
+from packer.plan.counts import Cuts, ShapeTable, SourceCounts, drop_counts, time_lost, whole_samples
 from packer.plan.digest import HEADER_HASH, content_hash, header_hash
 from packer.plan.epoch import DroppedSamples, PlannedEpoch
 from packer.plan.facts import PlanFacts
@@ -109,7 +109,7 @@ def _write_tables(
     shapes = ShapeTable(facts.config)
     totals = _Totals(facts)
     with TableFiles(target) as tables:
-        drops = _DroppedTable(tables, facts.num_samples, has_starts=dropped.starts is not None)
+        drops = _DroppedTable(tables, facts, has_starts=dropped.starts is not None)
         drops.append(None, dropped)
         for number, epoch in enumerate(epochs):
             name = schema.microbatches_file(number)
@@ -176,6 +176,7 @@ def _write_microbatches(
         "rank_imbalance": by_slots,
         "rank_imbalance_by_step": by_steps,
     }
+    of_sources = SourceCounts(facts.sources)
     table = tables.open(name, columns)
     for first in range(0, num_rows, rows_per_batch):
         rows = slice(first, min(first + rows_per_batch, num_rows))
@@ -188,6 +189,7 @@ def _write_microbatches(
         counts["num_samples"] += int(whole_samples(arrays)[planned].sum())
         counts["num_pieces"] += int(arrays["num_samples"][planned].sum(dtype=np.int64))
         counts["num_tokens"] += int(arrays["num_tokens"][planned].sum())
+        of_sources.add(*_planned_pieces(arrays, planned))
         counts["num_padded_tokens"] += int(area.sum())
         counts["max_padded_tokens"] = max(counts["max_padded_tokens"], int(area.max(initial=0)))
         shapes.add(
@@ -197,7 +199,19 @@ def _write_microbatches(
         )
         if progress is not None:
             progress(rows.stop / num_rows)
-    return table.close(), counts
+    return table.close(), counts | {"sources": of_sources.as_json()}
+
+
+def _planned_pieces(
+    arrays: dict[str, Any], is_planned: NDArray[np.bool_]
+) -> tuple[NDArray[np.integer], NDArray[np.int32], NDArray[np.int32] | None]:
+    """Return samples, tokens and, where samples are cut, starts of the pieces in rows that are no copies."""
+    offsets, sample_ids = arrays["sample_ids"]
+    seqlens, starts = arrays["seqlens"][1], arrays["starts"][1] if "starts" in arrays else None
+    if is_planned.all():
+        return sample_ids, seqlens, starts
+    wanted = np.repeat(is_planned, np.diff(offsets))
+    return sample_ids[wanted], seqlens[wanted], None if starts is None else starts[wanted]
 
 
 def _microbatch_arrays(epoch: PlannedEpoch, rows: slice, dp_size: int, grad_accum: int) -> dict[str, Any]:
@@ -263,8 +277,10 @@ def _write_steps(tables: TableFiles, name: str, epoch: PlannedEpoch, totals: "_T
 class _DroppedTable:
     """``dropped.arrow``, filled epoch by epoch in record batches of equal size."""
 
-    def __init__(self, tables: TableFiles, num_samples: int, *, has_starts: bool) -> None:
-        self._columns = schema.dropped_schema(sample_id=schema.id_type(num_samples), has_starts=has_starts)
+    def __init__(self, tables: TableFiles, facts: PlanFacts, *, has_starts: bool) -> None:
+        sample_id = schema.id_type(facts.num_samples)
+        self._columns = schema.dropped_schema(sample_id=sample_id, has_starts=has_starts)
+        self._reasons = schema.reason_dictionary(facts.drop_reasons)
         self._table = tables.open(schema.DROPPED_FILE, self._columns)
         self._pending: list[pa.RecordBatch] = []
 
@@ -282,7 +298,7 @@ class _DroppedTable:
                 "sample_id": dropped.sample_ids[rows],
                 "seqlen": dropped.seqlens[rows],
                 "num_tokens": dropped.num_tokens[rows],
-                "reason": pa.DictionaryArray.from_arrays(reasons, schema.reason_dictionary()),
+                "reason": pa.DictionaryArray.from_arrays(reasons, self._reasons),
             }
             self._pending.append(_record_batch(self._columns, arrays))
             self._flush(schema.MAX_ROWS_PER_BATCH)

@@ -1,7 +1,10 @@
 """Epoch by epoch: pack, compose steps, and give every row its shape and every step its factor."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from fractions import Fraction
+from math import ceil
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,18 +13,22 @@ from packer.errors import ConfigError
 from packer.kernels.limits import Limits
 from packer.metrics import Blocks
 from packer.options.config import MAX_SEQLEN, PlanConfig
-from packer.plan.epoch import PlannedEpoch
+from packer.plan.epoch import DroppedSamples, PlannedEpoch
+from packer.plan.sources import PlanSource, source_of
 from packer.planner.choose.pieces import Pieces, join_drops
+from packer.planner.choose.selection import reason
 from packer.planner.choose.trained import LeftOver
 from packer.planner.compose.block_figures import block_figures
 from packer.planner.compose.composition import Composition, compose
-from packer.planner.compose.mix import Mix
+from packer.planner.compose.mixture import Mixture
 from packer.planner.order.orders import Purpose, histogram, key_for
+from packer.planner.order.stream import Draw, Mixer, mixer_of
 from packer.planner.packing.by_block import pack_by_block
 from packer.planner.packing.curriculum import pack_by_admission
 from packer.planner.packing.lower_bound import lower_bound
-from packer.planner.packing.microbatches import IntArray, MicroBatches
-from packer.planner.packing.pack import limits_of, pack_pieces
+from packer.planner.packing.microbatches import IntArray, MicroBatches, positions_of
+from packer.planner.packing.pack import limits_of, pack_in_order, pack_pieces, pack_stream
+from packer.planner.packing.total import pack_to_total
 from packer.planner.packing.wrapped import fewest_rows
 from packer.planner.progress import Pace, Phase
 from packer.planner.rate import lr_scales, mean_size
@@ -42,12 +49,25 @@ class Shared:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Planned:
+    """The epochs of a plan, and what all of them share."""
+
+    lr_base: float | None
+    sources: list[PlanSource]
+    """With how often an epoch passes through each."""
+    phases: list[dict[str, Any]] | None
+    epochs: Iterator[PlannedEpoch]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class EpochPlanner:
     """Plans the epochs of one configuration over one set of pieces."""
 
     pieces: Pieces
+    """What was chosen of all sources."""
     first: LeftOver | None = None
     """What the first epoch has of them, where an earlier plan trained the rest."""
+    sources: Sequence[PlanSource]
     config: PlanConfig
     loss_tokens: IntArray | None = None
     """(N,) of every sample of the source; None for all tokens but each sample's first."""
@@ -58,8 +78,8 @@ class EpochPlanner:
     pace: Pace
     """Told what is being done."""
 
-    def plan_epochs(self) -> tuple[float | None, Iterator[PlannedEpoch]]:
-        """Return the base of the learning-rate factor, and the epochs, one at a time in memory.
+    def plan_epochs(self) -> "Planned":
+        """Return the epochs, one at a time in memory, and what all of them share.
 
         Raises:
             EmptyPlanError: an epoch has no full step.
@@ -74,24 +94,66 @@ class EpochPlanner:
                 "--lr-by loss-tokens needs the loss tokens of cut samples, which no metric tells; choose "
                 "--lr-by tokens, or --too-long drop"
             )
-        limits, mix = limits_of(self.config, self.pieces.seqlens), Mix.of(self.pieces.seqlens)
+        limits = limits_of(self.config, self.pieces.seqlens)
+        mixer = self._mixer(0)
+        fixed = None if mixer else self._fixed(self.pieces)
         # Base and shapes come before the first row: epochs are held until then, or, if large, planned twice.
         waits = self._needs_base or self._needs_shapes
         held: list[Composition] | None = None
         if self.config.epochs == 1 or (waits and self.config.epochs * len(self.pieces) <= _HELD_PIECES):
-            held = list(self._compositions(limits, mix))
+            held = list(self._compositions(limits, fixed))
         elif waits:
             self.pace.survey_first()
-        shared = self._shared(self._compositions(limits, mix) if held is None else held)
+        shared = self._shared(self._compositions(limits, fixed) if held is None else held)
 
         def planned() -> Iterator[PlannedEpoch]:
-            epochs = self._compositions(limits, mix) if held is None else _taken_out(held)
+            epochs = self._compositions(limits, fixed) if held is None else _taken_out(held)
             for epoch, steps in enumerate(epochs):
                 self.pace.begin(Phase.WRITE, epoch)
                 yield self._finish(steps, limits, shared)
             self.pace.begin(Phase.FLUSH)
 
-        return shared.lr_base, planned()
+        sources, phases = self._accounts(mixer, held)
+        return Planned(lr_base=shared.lr_base, sources=sources, phases=phases, epochs=planned())
+
+    def _fixed(self, pieces: Pieces) -> tuple[Draw, Mixture]:
+        """Return what an epoch is packed from that passes once through all that was chosen."""
+        sources = None
+        if len(self.sources) > 1:
+            ids = np.arange(len(pieces)) if pieces.ids is None else pieces.ids
+            sources = source_of(ids, self.sources).astype(np.uint16)
+        drawn = Draw(pieces=pieces, sources=sources)
+        return drawn, Mixture.of(drawn, len(self.sources))
+
+    def _accounts(
+        self, mixer: Mixer | None, held: list[Composition] | None
+    ) -> tuple[list[PlanSource], list[dict[str, Any]] | None]:
+        """Return the sources with how often an epoch passes through each, and the phases."""
+        if mixer is None:
+            return list(self.sources), None
+        passes = mixer.repeats()
+        if self.config.has_total:
+            assert held is not None  # a total is of one epoch
+            passes = mixer.passes_used(*held[0].reached)
+            for source, times in zip(self.sources, passes, strict=True):
+                most = mixer.most_passes(source)
+                if most is not None and times > most:  # by the last step
+                    mixer.refuse_passes(source, times, int(held[0].num_tokens[:-1].sum()))
+        sources = [
+            replace(source, passes=float(times), num_passes=ceil(times))
+            for source, times in zip(self.sources, passes, strict=True)
+        ]
+        if self.config.phases is None or held is None:
+            return sources, None
+        starts = held[0].phases.tolist()
+        phases = [
+            {"first_step": first, "shares": dict(phase.shares)}
+            for first, end, phase in zip(
+                starts, [*starts[1:], len(held[0].num_samples)], self.config.phases, strict=True
+            )
+            if first < end
+        ]
+        return sources, phases
 
     @property
     def _needs_base(self) -> bool:
@@ -101,18 +163,24 @@ class EpochPlanner:
     def _needs_shapes(self) -> bool:
         return self.config.num_shapes is not None and self.config.layout == "packed"
 
-    def _compositions(self, limits: Limits, mix: Mix) -> Iterator[Composition]:
+    def _compositions(self, limits: Limits, fixed: tuple[Draw, Mixture] | None) -> Iterator[Composition]:
         num_steps = 0
         for epoch in range(self.config.epochs):
-            composed = self._compose(epoch, limits, mix, num_steps)
+            composed = self._compose(epoch, limits, fixed, num_steps)
             num_steps += len(composed.num_samples)
             yield composed
 
-    def _compose(self, epoch: int, limits: Limits, mix: Mix, first_step: int) -> Composition:
-        # handed over without a name, so that they can go while they are composed
-        composed = compose(*self._pack(epoch, limits, mix, first_step), self.config, epoch, self.loss_tokens)
+    def _compose(
+        self, epoch: int, limits: Limits, fixed: tuple[Draw, Mixture] | None, first_step: int
+    ) -> Composition:
+        composed = (
+            self._compose_stream(epoch, limits)
+            if fixed is None
+            # handed over without a name, so that they can go while they are composed
+            else compose(*self._pack(epoch, limits, fixed, first_step), self.config, epoch, self.loss_tokens)
+        )
         if self.first is not None and not epoch:
-            composed = replace(composed, dropped=join_drops(composed.dropped, self.first.dropped))
+            composed = replace(composed, dropped=join_drops(composed.dropped, self._trained(composed)))
         if self.pieces.keys is not None:
             figure = _max_count(self.pieces.keys, composed)
             composed = replace(composed, figures=composed.figures | {"key_max_count": figure})
@@ -128,12 +196,86 @@ class EpochPlanner:
         )
         return replace(composed, figures=composed.figures | {"blocks": figures})
 
-    def _pack(
-        self, epoch: int, limits: Limits, mix: Mix, first_step: int
-    ) -> tuple[MicroBatches, Pieces, Mix]:
-        """Return the micro-batches, what they are made of, and its mix."""
+    def _given(self, epoch: int) -> Pieces:
+        """Return what an epoch is made of."""
+        return self.pieces if self.first is None or epoch else self.first.pieces
+
+    def _mixer(self, epoch: int, *, is_strict: bool = False) -> Mixer | None:
+        return mixer_of(self._given(epoch), self.sources, self.config, is_strict=is_strict)
+
+    def _passes(self, mixer: Mixer, composed: Composition) -> list[Fraction]:
+        """Return how often an epoch passes through each source."""
+        return mixer.passes_used(*composed.reached) if self.config.has_total else mixer.repeats()
+
+    def _trained(self, composed: Composition) -> DroppedSamples:
+        """Return what was trained before the first epoch, once for each pass that would come to it again."""
+        assert self.first is not None
+        dropped, mixer = self.first.dropped, self._mixer(0)
+        if mixer is None:
+            return dropped
+        num_passes = np.array([ceil(times) for times in self._passes(mixer, composed)], np.int64)
+        return dropped.taken(
+            np.repeat(
+                np.arange(len(dropped.sample_ids)), num_passes[source_of(dropped.sample_ids, self.sources)]
+            )
+        )
+
+    def _compose_stream(self, epoch: int, limits: Limits) -> Composition:
+        mixer = self._mixer(epoch)
+        assert mixer is not None
+        composed = self._compose_in_turn(epoch, limits, mixer)
+        if composed.num_met:
+            # a source that is hardly larger than a step: only its own order, pass after pass, keeps it apart
+            strict = self._mixer(epoch, is_strict=True)
+            assert strict is not None
+            composed = self._compose_in_turn(epoch, limits, strict)
+        unreached = mixer.newest_unused(*composed.reached, self._passes(mixer, composed))
+        if not len(unreached):
+            return composed
+        codes = np.full(len(unreached), reason("unreached"), np.uint8)
+        return replace(composed, dropped=join_drops(composed.dropped, mixer.chosen.drop(unreached, codes)))
+
+    def _compose_in_turn(self, epoch: int, limits: Limits, mixer: Mixer) -> Composition:
+        drawn, *packed = self._pack_stream(epoch, limits, mixer)
+        mixture = Mixture.of(drawn, len(self.sources), mixer.fractions())
+        # handed over without a name, so that they can go while they are composed
+        return compose(packed.pop(), drawn, mixture, self.config, epoch, self.loss_tokens)
+
+    def _pack_stream(self, epoch: int, limits: Limits, mixer: Mixer) -> tuple[Draw, MicroBatches]:
+        """Draw the stream of an epoch, and pack it."""
         config = self.config
-        given = pieces = self.pieces if self.first is None or epoch else self.first.pieces
+        self.pace.begin(Phase.PACK, epoch)
+        if config.has_total:
+            drawn, microbatches = pack_to_total(mixer, limits, config)
+        else:
+            drawn = mixer.stream(epoch)
+            if mixer.is_strict and config.packing != "wrapped":
+                lengths, owners = drawn.pieces.lengths, drawn.pieces.owners
+                microbatches = pack_in_order(lengths, owners, limits, config)
+            else:
+                key = key_for(config.seed, epoch, Purpose.SAMPLES)
+                drawn, microbatches = pack_stream(drawn, limits, config, key)
+            if mixer.is_strict:
+                microbatches = replace(microbatches, num_dealt=0)
+        self.pace.begin(Phase.LAY_OUT, epoch)
+        if not limits.packed:
+            return drawn, microbatches
+        if drawn.cut_from is not None:
+            bound = fewest_rows(drawn.pieces, limits)
+        else:
+            in_rows = microbatches.seqlens
+            if len(microbatches.leftover):
+                in_rows = in_rows[positions_of(microbatches)]
+            bound = lower_bound(*histogram(in_rows), limits)
+        figures = {"lower_bound": bound, "num_packed": len(microbatches)}
+        return drawn, replace(microbatches, figures=microbatches.figures | figures)
+
+    def _pack(
+        self, epoch: int, limits: Limits, fixed: tuple[Draw, Mixture], first_step: int
+    ) -> tuple[MicroBatches, Draw, Mixture]:
+        """Return the micro-batches, what they are made of, and the mixes that the steps are to have."""
+        config = self.config
+        given = pieces = self._given(epoch)
         self.pace.begin(Phase.PACK, epoch)
         if self.blocks is not None:
             microbatches = pack_by_block(
@@ -161,13 +303,13 @@ class EpochPlanner:
             )
         self.pace.begin(Phase.LAY_OUT, epoch)
         if pieces is not self.pieces:
-            mix = Mix.of(pieces.seqlens)
+            fixed = self._fixed(pieces)
         if limits.packed:
             is_cut = pieces is not given
             bound = fewest_rows(given, limits) if is_cut else _bound(pieces, microbatches, limits)
             figures = {"lower_bound": bound, "num_packed": len(microbatches)}
             microbatches = replace(microbatches, figures=microbatches.figures | figures)
-        return microbatches, pieces, mix
+        return microbatches, *fixed
 
     def _block_edges(self, given: Pieces) -> NDArray[np.int64]:
         """(B + 1,) the piece at which each block begins, and their number."""
@@ -221,7 +363,7 @@ class EpochPlanner:
             padded_seqlens_by_metric={
                 metric: self._shape(rows, limits) for metric, rows in composed.unpadded_by_metric.items()
             },
-            design_effect={"seqlen": composed.design_effect, "source": None},
+            design_effect=composed.design_effect,
             figures=composed.figures,
         )
 

@@ -13,7 +13,7 @@ from rich.text import Text
 from packer.plan import Plan
 from packer.report.summary import PlanSummary, ratio, summarize
 from packer.report.text import amount, percent
-from packer.wording import counted
+from packer.wording import counted, on_one_line
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -82,6 +82,11 @@ def _effects(left: PlanSummary, right: PlanSummary) -> Iterator[Effect]:
     yield effect("micro-batches", lambda s: s.num_microbatches, _whole)
     yield effect("samples planned", lambda s: s.planned_samples, _whole)
     yield effect("tokens planned", lambda s: s.planned_tokens, amount)
+    for name in dict.fromkeys(each.name for side in (left, right) for each in side.sources):
+        if name is not None:
+            named = on_one_line(name)
+            yield effect(f"share of {named}", partial(_of_source, name=name, figure="share"), percent)
+            yield effect(f"passes of {named}", partial(_of_source, name=name, figure="passes"), _factor)
     for reason in sorted({*left.dropped, *right.dropped}):
         yield effect(f"dropped {reason}", partial(_dropped, reason=reason), _whole)
     yield effect("padding", lambda s: s.padding, percent)
@@ -143,6 +148,11 @@ def _change(effect: Effect) -> str:
     if effect.change is None or effect.left == effect.right:
         return ""
     return f"{effect.change:+.1%}" if abs(effect.change) < 10 else f"{effect.change + 1:,.0f}×"
+
+
+def _of_source(summary: PlanSummary, name: str, figure: str) -> float | None:
+    """Return a figure of one source; None where the plan has no such source."""
+    return next((getattr(each, figure) for each in summary.sources if each.name == name), None)
 
 
 def _dropped(summary: PlanSummary, reason: str) -> int:

@@ -214,6 +214,47 @@ function lengths(parent) {
   legend(parent, entries);
 }
 
+// ---- the sources' shares along the steps ----
+const LINES = ["#3b6fd4", "#d9822b", "#2f9e6e", "#b0489c", "#7a6ff0", "#b8a11f", "#c4524b", "#4aa3b8"];
+function shares() {
+  const names = Object.keys(survey.source_shares).filter((name) => Math.max(...survey.source_shares[name].high) > 0);
+  if (names.length < 2) return;
+  const parent = section(main, "Shares of the sources", "Of the tokens of each step: the mean of a stretch of steps as a line, the least and the most of its steps as a band.");
+  const colour = (i) => LINES[i % LINES.length];
+  chart(parent, 220, "Shares of the sources along the steps", (svg, width, height, holder) => {
+    const inset = { left: 52, right: 8, top: 8, bottom: 24 };
+    const all = names.map((name) => survey.source_shares[name]);
+    const high = Math.min(Math.max(...all.flatMap((series) => series.high)) * 1.06, 1);
+    const count = all[0].mean.length;
+    const x = (i) => inset.left + (count === 1 ? 0.5 : i / (count - 1)) * (width - inset.left - inset.right);
+    const y = (v) => inset.top + (1 - v / high) * (height - inset.top - inset.bottom);
+    for (const tick of ticks(0, high, 4)) {
+      svg.append(draw("line", { class: "grid", x1: inset.left, x2: width - inset.right, y1: y(tick), y2: y(tick) }));
+      svg.append(draw("text", { x: inset.left - 8, y: y(tick) + 4, "text-anchor": "end" }, percent(tick)));
+    }
+    const path = (values) => values.map((v, i) => `${x(i).toFixed(1)},${y(v).toFixed(1)}`);
+    all.forEach((series, i) => {
+      if (count === 1) return svg.append(draw("circle", { cx: x(0), cy: y(series.mean[0]), r: 4, fill: colour(i) }));
+      svg.append(draw("polygon", { points: [...path(series.high), ...path(series.low).reverse()].join(" "), fill: colour(i), opacity: 0.18 }));
+      svg.append(draw("polyline", { points: path(series.mean).join(" "), fill: "none", stroke: colour(i), "stroke-width": 2, "stroke-linejoin": "round" }));
+    });
+    const steps = summary.num_steps;
+    for (const [i, anchor] of [[0, "start"], [1, "end"]]) {
+      if (steps === 1 && i) continue;
+      svg.append(draw("text", { x: inset.left + i * (width - inset.left - inset.right), y: height - 6, "text-anchor": anchor }, i ? whole(steps - 1) : "step 0"));
+    }
+    tooltip(svg, holder, width, (at) => {
+      const i = Math.round(((at - inset.left) / (width - inset.left - inset.right)) * (count - 1)) || 0;
+      if (i < 0 || i >= count) return null;
+      const first = Math.floor((i * steps) / count), last = Math.max(Math.floor(((i + 1) * steps) / count) - 1, first);
+      const lines = [first === last ? `step ${whole(first)}` : `steps ${whole(first)} to ${whole(last)}`];
+      names.forEach((name, n) => lines.push(`${name} ${percent(all[n].mean[i])}`));
+      return { x: x(i), bottom: height - inset.bottom, lines };
+    });
+  });
+  legend(parent, names.map((name, i) => [colour(i), name]));
+}
+
 // ---- horizontal bars ----
 function bars(parent, rows, least = 1e-12) {
   const most = Math.max(...rows.map((row) => row.parts.reduce((sum, [size]) => sum + size, 0)), least);
@@ -302,7 +343,7 @@ function render() {
   const header = make("header", {}, make("h1", {}, data.title), make("p", {}, data.subtitle), make("p", { class: "hash" }, data.content_hash));
   main.replaceChildren(header);
   const cards = make("div", { class: "cards" });
-  const all = summary.source_samples * summary.num_epochs;
+  const all = summary.offered_samples;
   card(cards, "Steps", whole(summary.num_steps), `${counted(summary.dp_size, "rank")} × ${counted(summary.grad_accum, "micro-batch")}`);
   card(cards, "Samples planned", all ? percent(summary.planned_samples / all) : "0", `${whole(summary.planned_samples)} of ${whole(all)}`);
   card(cards, "Padding", percent(summary.padding), survey.fixed_size ? `${percent(survey.fixed_size.padding)} in batches of ${whole(survey.fixed_size.num_rows)}` : "");
@@ -310,6 +351,7 @@ function render() {
   if (summary.lr_scale) card(cards, "LR factor", summary.lr_scaling === "none" ? "1" : `${factor(summary.lr_scale.min)}–${factor(summary.lr_scale.max)}`, summary.lr_scaling === "none" ? "no scaling" : `${summary.lr_scaling} in ${summary.lr_by}`);
   if (summary.over_bound !== null) card(cards, "Packs over the bound", whole(summary.over_bound), `of at least ${whole(summary.lower_bound)}`);
   if (summary.design_effect.seqlen !== null) card(cards, "Design effect", factor(summary.design_effect.seqlen), summary.order_is_given ? "by the order given" : "1: as random steps");
+  if (summary.design_effect.source !== null) card(cards, "Design effect of sources", factor(summary.design_effect.source), "1: as random steps");
   if (summary.dp_size > 1) card(cards, "Rank imbalance", percent(summary.rank_imbalance), summary.rank_imbalance_before === null ? "time lost, by cost" : `${percent(summary.rank_imbalance_before)} before balancing`);
   main.append(cards);
   for (const note of summary.notes) main.append(make("p", { class: "note" }, note));
@@ -337,6 +379,7 @@ function render() {
   const mix = section(pair, "Mean length of a step's samples", "A mean that leaves the band tells of steps that are biased in length; the design effect compares all lengths, not their mean alone.");
   along(mix, "Mean length of each step's samples along the steps", survey.mean_length, short, true, 1, amount, survey.random_length);
   legend(mix, [["var(--real)", "this plan, mean and range"], ["var(--padding)", "19 of 20 random steps"]]);
+  shares();
   if (summary.lr_scaling !== "none") along(section(main, "Learning-rate factor"), "Learning-rate factor along the steps", survey.lr_scale, factor, false, 1);
 
   if (summary.dp_size > 1) {
@@ -360,6 +403,8 @@ function tables() {
     const names = ["min", "q05", "q25", "median", "q75", "q95", "max", "mean"];
     table(numbers, ["per step", "min", "5%", "25%", "median", "75%", "95%", "max", "mean"], present.map(([name, values, format]) => [name, ...names.map((key) => format(values[key]))]));
   }
+  const sources = summary.sources.filter((source) => source.name !== null);
+  if (sources.length) table(numbers, ["source", "share", "asked", "passes", "samples planned", "tokens planned", "of samples", "of tokens"], sources.map((source) => [source.name, percent(source.share || 0), source.asked.map((phase) => percent(phase.share)).join(" → ") || "–", factor(source.passes), whole(source.planned_samples || 0), whole(source.planned_tokens || 0), whole(source.num_samples), whole(source.num_tokens)]));
   const drops = Object.entries(summary.dropped);
   if (drops.length) table(numbers, ["dropped", "samples", "tokens"], drops.map(([reason, n]) => [reason, whole(n.num_samples), whole(n.num_tokens)]));
   if (data.shapes.length) table(numbers, ["shape", "micro-batches", "share", "padding"], data.shapes);

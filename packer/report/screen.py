@@ -14,8 +14,8 @@ from packer.plan import MicroBatch, Plan, StepRow
 from packer.report.series import over_steps
 from packer.report.summary import Distribution, PlanSummary, ratio, summarize
 from packer.report.survey import microbatches_of
-from packer.report.text import amount, by_tokens, facts, percent, shape_rows, shows_shapes
-from packer.wording import counted
+from packer.report.text import amount, by_tokens, facts, named_sources, percent, shape_rows, shows_shapes
+from packer.wording import counted, on_one_line
 
 SPARK_WIDTH = 36
 BAR_WIDTH = 56
@@ -24,7 +24,7 @@ LEAST_WIDTH = 12
 _SPARKS = "▁▂▃▄▅▆▇█"
 _SHOWN_SHAPES = 12
 # What the table below the facts, or a table of its own, says at length.
-_IN_TABLES = ("tokens per step", "samples per step", "LR factor", "dropped")
+_IN_TABLES = ("tokens per step", "samples per step", "LR factor", "dropped", "source ")
 
 
 def overview(plan: Plan) -> RenderableType:
@@ -33,6 +33,8 @@ def overview(plan: Plan) -> RenderableType:
     parts: list[RenderableType] = [_headline(plan, summary)]
     if summary.tokens_per_step is not None:
         parts.append(_per_step(plan, summary))
+    if named_sources(summary):
+        parts.append(_sources(summary))
     tables = [table for table in (_drops(summary), _shapes(summary)) if table is not None]
     if tables:
         parts.append(Columns(tables, padding=(0, 4)))
@@ -137,6 +139,26 @@ def _quantiles(values: Distribution, form: str) -> Iterator[str]:
         yield form.format(value)
 
 
+def _sources(summary: PlanSummary) -> Table:
+    table = Table(box=None, padding=(0, 1), header_style="dim")
+    table.add_column("source", style="bold", overflow="fold")
+    for name in ("share", "asked", "passes", "planned", "tokens", "of samples", "of tokens"):
+        table.add_column(name, justify="right")
+    for source in named_sources(summary):
+        asked = " → ".join(percent(share) for _, share in source.asked)
+        table.add_row(
+            on_one_line(str(source.name)),
+            percent(source.share or 0.0),
+            asked or "–",
+            f"{source.passes:.3g}",
+            f"{source.planned_samples or 0:,}",
+            amount(source.planned_tokens or 0),
+            f"{source.num_samples:,}",
+            amount(source.num_tokens),
+        )
+    return table
+
+
 def _drops(summary: PlanSummary) -> Table | None:
     if not summary.dropped:
         return None
@@ -144,7 +166,7 @@ def _drops(summary: PlanSummary) -> Table | None:
     table.add_column("dropped", style="bold")
     for name in ("samples", "share", "tokens"):
         table.add_column(name, justify="right")
-    whole = summary.source_samples * summary.num_epochs
+    whole = summary.offered_samples
     for reason, counts in by_tokens(summary.dropped):
         samples = counts["num_samples"]
         table.add_row(reason, f"{samples:,}", percent(samples / whole), amount(counts["num_tokens"]))

@@ -10,6 +10,8 @@ from numpy.typing import NDArray
 from packer.plan import Plan, main_metric
 from packer.plan.design_effect import NUM_CLASSES
 from packer.plan.trained import accounts_of
+from packer.report.sources import SourceSummary, source_summaries
+from packer.report.sources import as_json as source_as_json
 from packer.wording import counted
 
 QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
@@ -98,8 +100,12 @@ class PlanSummary:
     grad_accum: int
     num_microbatches: int
     source_samples: int
-    """Samples of the source: each epoch plans or drops every one."""
+    """Samples of all sources."""
     source_tokens: int
+    offered_samples: int
+    """What the epochs pass through: each sample once in every pass of its source, planned or dropped."""
+    sources: tuple[SourceSummary, ...]
+    """What is taken of each source, in order."""
     planned_samples: int
     """Without fillers and repeats."""
     planned_tokens: int
@@ -111,7 +117,8 @@ class PlanSummary:
     """Plans that this one goes on from, each with ``plan`` (its hash), ``epoch``, ``step``, and the steps,
     samples and tokens of it before that."""
     dropped: dict[str, dict[str, int]]
-    """Reason → num_samples and num_tokens; a sample in pieces counts where its first one is."""
+    """Reason → num_samples and num_tokens; a sample in pieces counts where its first one is, and what no pass
+    takes counts once an epoch."""
     real_tokens: int
     """Tokens that train: repeats included, fillers not."""
     padded_tokens: int
@@ -173,6 +180,7 @@ class PlanSummary:
         for name, value in entries.items():
             if isinstance(value, Distribution | BlockOrder):
                 entries[name] = value._asdict()
+        entries["sources"] = list(map(source_as_json, self.sources))
         if self.shapes is not None:
             entries["shapes"] = [shape._asdict() | {"padding": shape.padding} for shape in self.shapes]
         return entries | {"padding": self.padding, "over_bound": self.over_bound}
@@ -207,6 +215,8 @@ def summarize(plan: Plan) -> PlanSummary:
         num_microbatches=totals["num_microbatches"],
         source_samples=plan.num_samples,
         source_tokens=header["num_tokens"],
+        offered_samples=sum(each.num_samples * each.num_passes for each in plan.sources) * plan.num_epochs,
+        sources=source_summaries(plan),
         planned_samples=totals["num_samples"],
         planned_tokens=totals["num_tokens"],
         cut_samples=sum(counts["num_cut"] for counts in epochs) if header["version"] >= 2 else None,
@@ -347,10 +357,12 @@ def _mean(values: list[float]) -> float:
 
 def _notes(plan: Plan, lr_scale: Distribution | None, tokens: Distribution | None) -> Iterator[str]:
     """Yield what a person should know."""
-    if any(source.fingerprint is not None and not source.files for source in plan.sources):
+    unknown = [each for each in plan.sources if each.fingerprint is not None and not each.files]
+    if unknown:
+        of = ", ".join(f" of {each.name}" for each in unknown if each.name is not None)
         yield (
-            "the metrics have no manifest (another tool made them): nothing tells whether a data set is the "
-            "one that they, and this plan, were made of"
+            f"the metrics{of} have no manifest (another tool made them): nothing tells whether a data set is "
+            "the one that they, and this plan, were made of"
         )
     for number, counts in enumerate(plan.header["epochs"]):
         raises = counts["figures"].get("curriculum_raises")
@@ -361,8 +373,9 @@ def _notes(plan: Plan, lr_scale: Distribution | None, tokens: Distribution | Non
             )
     yield from _key_notes(plan)
     unfilled = _dropped(plan).get("remainder", {"num_samples": 0})["num_samples"]
-    if unfilled > LARGE_REMAINDER * plan.num_samples * plan.num_epochs:
-        share = unfilled / (plan.num_samples * plan.num_epochs)
+    offered = sum(each.num_samples * each.num_passes for each in plan.sources) * plan.num_epochs
+    if unfilled > LARGE_REMAINDER * offered:
+        share = unfilled / offered
         yield (
             f"{share:.0%} of the samples fill no step and are dropped; --remainder keep or fill keeps them, "
             "smaller steps more"

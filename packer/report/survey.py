@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from packer.errors import PlanError
 from packer.plan import DROP_REASONS, MicroBatch, MicroBatches, Plan
+from packer.plan.sources import source_of
 from packer.report.series import Series, binned, over_steps
 
 NUM_BINS = 160
@@ -58,6 +59,8 @@ class Survey:
     """What steps of random samples would have: the mean, and the standard deviation over the steps."""
     is_cut: bool
     """Whether samples are in pieces: each is counted at its own length."""
+    source_shares: dict[str, Series]
+    """Name → its share of the tokens of each stretch of steps; empty where the plan has one source."""
     rank_costs: list[float]
     """(dp_size,) share of the whole cost that each rank has."""
     fixed_size: FixedSize | None
@@ -71,13 +74,15 @@ class Survey:
         for name, value in entries.items():
             if isinstance(value, Series):
                 entries[name] = value._asdict()
+        entries["source_shares"] = {name: series._asdict() for name, series in self.source_shares.items()}
         return entries
 
 
 def survey(plan: Plan, *, progress: Progress | None = None) -> Survey:
     """Read all micro-batches once.
 
-    Memory: 16 bytes a step, and some megabytes for the lengths.
+    Memory: 16 bytes a step, with several sources as many more as 8 for each, and some megabytes for the
+    lengths.
     """
     scan = _Scan(plan)
     total = sum(counts["num_microbatches"] for counts in plan.header["epochs"])
@@ -105,6 +110,7 @@ def survey(plan: Plan, *, progress: Progress | None = None) -> Survey:
         mean_length=_mean_length(plan),
         random_length=_random_length(lengths, plan),
         is_cut=scan.is_cut,
+        source_shares=scan.source_shares(),
         rank_costs=scan.rank_costs(),
         fixed_size=_fixed_size(plan, lengths),
         example_steps=_examples(paddings),
@@ -119,12 +125,16 @@ class _Scan:
         self.is_cut = False
         self._padded: list[NDArray[np.int64]] = []
         self._real: list[NDArray[np.int64]] = []
+        self._of_sources: list[NDArray[np.int64]] = []
 
     def begin(self, epoch: int) -> None:
         """Start an epoch."""
         num_steps = self._plan.epoch(epoch).num_steps
         self._padded.append(np.zeros(num_steps, np.int64))
         self._real.append(np.zeros(num_steps, np.int64))
+        # (num_steps, sources) tokens
+        num_sources = len(self._plan.sources)
+        self._of_sources.append(np.zeros((num_steps if num_sources > 1 else 0, num_sources), np.int64))
 
     def count(self, table: MicroBatches) -> None:
         """Add rows of the epoch."""
@@ -144,6 +154,11 @@ class _Scan:
         steps = step[starts]
         self._padded[-1][steps] += np.add.reduceat(area, starts)
         self._real[-1][steps] += np.add.reduceat(table.num_tokens * ~table.is_filler, starts)
+        if len(self._plan.sources) > 1:
+            trained = np.repeat(~table.is_filler, np.diff(table.offsets))
+            of_piece = np.repeat(step, np.diff(table.offsets))[trained]
+            of = source_of(table.sample_ids[trained], self._plan.sources)
+            np.add.at(self._of_sources[-1], (of_piece, of), table.seqlens[trained])
 
     def lengths(self, at_least: int) -> NDArray[np.int64]:
         """Return how many planned pieces have each length, up to ``at_least`` and the longest."""
@@ -167,6 +182,20 @@ class _Scan:
         return [
             padded / np.maximum(real, 1) - 1 for padded, real in zip(self._padded, self._real, strict=True)
         ]
+
+    def source_shares(self) -> dict[str, Series]:
+        """Return each source's share of the tokens along the steps."""
+        if len(self._plan.sources) == 1:
+            return {}
+        num_steps = sum(map(len, self._real))
+        shares = [
+            tokens / np.maximum(real, 1)[:, None]
+            for tokens, real in zip(self._of_sources, self._real, strict=True)
+        ]
+        return {
+            source.label: binned((share[:, number] for share in shares), num_steps, NUM_BINS)
+            for number, source in enumerate(self._plan.sources)
+        }
 
     def rank_costs(self) -> list[float]:
         """Return each rank's share of the whole cost."""
@@ -289,12 +318,13 @@ def microbatches_of(plan: Plan, epoch: int, step: int) -> list[MicroBatch]:
 
 
 def step_rows(plan: Plan, epoch: int, step: int) -> Iterator[dict[str, Any]]:
-    """Yield the micro-batches of one step, as plain JSON.
+    """Yield the micro-batches of one step, as plain JSON; of several sources with the place of each sample's.
 
     Raises:
         PlanError: there is no such epoch or step.
     """
     for found in microbatches_of(plan, epoch, step):
+        of_sources = {"sources": source_of(found.sample_ids, plan.sources).tolist()}
         yield {
             "accum": found.accum,
             "dp_rank": found.dp_rank,
@@ -307,4 +337,4 @@ def step_rows(plan: Plan, epoch: int, step: int) -> Iterator[dict[str, Any]]:
             "cost": found.cost,
             "is_filler": found.is_filler,
             "is_repeat": found.is_repeat,
-        }
+        } | (of_sources if len(plan.sources) > 1 else {})

@@ -2,8 +2,9 @@
 
 from collections.abc import Iterator, Sequence
 
+from packer.report.sources import SourceSummary
 from packer.report.summary import BlockOrder, Distribution, PlanSummary, Shape, ratio
-from packer.wording import counted
+from packer.wording import counted, on_one_line
 
 _LABEL_WIDTH = 21
 _SHAPES = "shapes"
@@ -27,12 +28,14 @@ def facts(summary: PlanSummary) -> Iterator[tuple[str, str]]:
     yield "steps", _steps(summary)
     if summary.trained_before:
         yield "goes on from", _before(summary)
-    yield "samples planned", _share(summary.planned_samples, _per_source(summary))
+    for source in named_sources(summary):
+        yield f"source {on_one_line(str(source.name))}", source_line(source)
+    yield "samples planned", _share(summary.planned_samples, summary.offered_samples)
     if summary.cut_samples:
         yield "samples cut", _cut(summary)
     for reason, counts in by_tokens(summary.dropped):
         tokens = f", {amount(counts['num_tokens'])} tokens" if counts["num_tokens"] else ""
-        yield f"dropped {reason}", f"{_share(counts['num_samples'], _per_source(summary))}{tokens}"
+        yield f"dropped {reason}", f"{_share(counts['num_samples'], summary.offered_samples)}{tokens}"
     of_metric = "" if summary.length_metric == "seqlen" else f", {summary.length_metric}"
     yield f"padding{of_metric}", _padding(summary)
     if summary.tokens_per_step and summary.samples_per_step:
@@ -118,8 +121,22 @@ def _steps(summary: PlanSummary) -> str:
     )
 
 
-def _per_source(summary: PlanSummary) -> int:
-    return summary.source_samples * summary.num_epochs
+def named_sources(summary: PlanSummary) -> tuple[SourceSummary, ...]:
+    """Return the sources that have names: a plan of one data set is none of them."""
+    return tuple(source for source in summary.sources if source.name is not None)
+
+
+def source_line(source: SourceSummary) -> str:
+    """Say what a plan takes of a source: its share beside the one asked for, passes, samples, tokens."""
+    of = f"{counted(source.num_samples, 'sample')} of {amount(source.num_tokens)} tokens"
+    if not source.planned_samples:
+        return f"not reached: none of its {of}"
+    asked = ", ".join(
+        f"{percent(share)} asked" if not first_step else f"{percent(share)} from step {first_step:,} on"
+        for first_step, share in source.asked
+    )
+    passes = f"{source.passes:.3g} pass{'' if source.passes == 1 else 'es'}"
+    return f"{percent(source.share or 0.0)}{f' ({asked})' if asked else ''}; {passes} through {of}"
 
 
 def _share(part: int, whole: int) -> str:
@@ -141,7 +158,7 @@ def _before(summary: PlanSummary) -> str:
 
 def _cut(summary: PlanSummary) -> str:
     """Say how many samples are in pieces, and what that costs."""
-    text = _share(summary.cut_samples or 0, _per_source(summary))
+    text = _share(summary.cut_samples or 0, summary.offered_samples)
     if not summary.unpredicted_tokens:
         return text
     later = counted(summary.unpredicted_tokens, "later piece")

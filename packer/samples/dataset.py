@@ -44,6 +44,9 @@ class Dataset:
         definition: LengthDefinition,
         fields: Mapping[str, str],
         length_field: str = INPUT_IDS,
+        *,
+        metrics_fingerprint: str | None = None,
+        always_labels: bool = False,
     ) -> None:
         """See `open_dataset`.
 
@@ -52,14 +55,38 @@ class Dataset:
             definition: what the length of a row is.
             fields: list columns to deliver, by the name they get; what is counted first, unless of text.
             length_field: the field that is counted.
+            metrics_fingerprint: of the metrics that it was opened with.
+            always_labels: deliver ``labels``, the ids, also where every token trains.
         """
         self.length_field = length_field
         """What the length of a sample is counted of; where it is not ``input_ids``, there need be none."""
+        self.metrics_fingerprint = metrics_fingerprint
+        """Of the metrics that it was opened with, by which a loader tells it from others; None without."""
+        self._always_labels = always_labels
         self._source = source
         self._definition = definition
         self._fields = dict(fields)
         self._num_rows = source.num_rows
         self._process = os.getpid()
+
+    @property
+    def delivers_labels(self) -> bool:
+        """Whether samples have ``labels`` beside their ids."""
+        trains_part = self._definition.is_tokenized and self._definition.trained_part != "all"
+        return self._always_labels or trains_part or LABELS in self._fields
+
+    def with_labels(self) -> "Dataset":
+        """Return the data set with ``labels``: the ids themselves where it has no others."""
+        if self.delivers_labels:
+            return self
+        return Dataset(
+            self._source,
+            self._definition,
+            self._fields,
+            self.length_field,
+            metrics_fingerprint=self.metrics_fingerprint,
+            always_labels=True,
+        )
 
     @property
     def definition(self) -> LengthDefinition:
@@ -187,6 +214,8 @@ class Dataset:
                 )
             # Beside features there may be labels of another length, which no cut concerns.
             sample[name] = values if length == num_tokens else _values(row, column, 0, None)[0]
+        if self._always_labels and LABELS not in sample:
+            sample[LABELS] = sample[INPUT_IDS].copy()
         return sample
 
     def _pair(self, encoded: Encoded) -> Sample:

@@ -3,9 +3,9 @@
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, overload
 
-from packer.errors import ConfigError, SourceChangedError
+from packer.errors import ConfigError, PackerError, SourceChangedError
 from packer.metrics import Metrics, open_metrics
 from packer.samples.dataset import INPUT_IDS, LABELS, Dataset
 from packer.samples.definition import LengthDefinition, check_definition, default_definition, samples_of
@@ -13,26 +13,61 @@ from packer.samples.tokens import check_list_of_numbers
 from packer.sources import Given, Source, open_source
 
 PathLike = str | os.PathLike[str]
+SourceLike = Source | Given | Sequence[Given]
+Fields = Sequence[str] | Mapping[str, str]
 
 
+@overload
 def open_dataset(
-    source: Source | Given | Sequence[Given],
+    source: Mapping[str, SourceLike],
+    *,
+    metrics: Mapping[str, Metrics | PathLike] | None = None,
+    definition: LengthDefinition | Mapping[str, LengthDefinition] | None = None,
+    fields: Fields | Mapping[str, Fields] = (),
+    length_field: str | Mapping[str, str] | None = None,
+    documents: bool = False,
+    tokenizer: str | Mapping[str, str] | None = None,
+    cache_bytes: int | None = None,
+) -> dict[str, Dataset]: ...
+
+
+@overload
+def open_dataset(
+    source: SourceLike,
     *,
     metrics: Metrics | PathLike | None = None,
     definition: LengthDefinition | None = None,
-    fields: Sequence[str] | Mapping[str, str] = (),
+    fields: Fields = (),
     length_field: str | None = None,
     documents: bool = False,
     tokenizer: str | None = None,
     cache_bytes: int | None = None,
-) -> Dataset:
+) -> Dataset: ...
+
+
+def open_dataset(
+    source: Any,
+    *,
+    metrics: Any = None,
+    definition: Any = None,
+    fields: Any = (),
+    length_field: Any = None,
+    documents: bool = False,
+    tokenizer: Any = None,
+    cache_bytes: int | None = None,
+) -> Dataset | dict[str, Dataset]:
     """Open a data set for training: ``dataset[sample_id]`` gives ``input_ids`` and the fields beside them.
 
     What the ids are comes from ``metrics``, the directory that ``packer analyze`` wrote, or from
     ``definition``; a ``.bin/.idx`` source needs neither. Every row gives as many ids as were counted.
 
+    For a plan of several sources give mappings by their names: the data sets come under the same names, as
+    ``PlanLoader`` takes them. ``definition``, ``fields``, ``length_field`` and ``tokenizer`` may be one for
+    all. Where one of the data sets has ``labels``, all deliver them, those that train on every token the ids
+    themselves.
+
     Args:
-        source: as `open_source` takes it.
+        source: as `open_source` takes it; or a mapping of such.
         metrics: directory, or open metrics; the source is checked against the identities in its manifest, or
             is the token files that were written beside it.
         definition: what the length of a row is; instead of ``metrics``.
@@ -46,13 +81,97 @@ def open_dataset(
         cache_bytes: what each process keeps of row groups and other blocks that it decoded; default: 256 MiB.
 
     Returns:
-        A map-style data set that pickles as paths.
+        A map-style data set that pickles as paths; of a mapping such data sets by name.
 
     Raises:
         ConfigError: nothing says what the ids are, the tokenizer is another one, or the cache is negative.
         SourceChangedError: the source is not the one that was analyzed.
         SourceError: the source cannot be read, or lacks a column.
     """
+    if isinstance(source, Mapping):
+        return _open_several(
+            source, metrics, definition, fields, tokenizer, length_field, documents, cache_bytes
+        )
+    return _open_one(
+        source,
+        metrics,
+        definition,
+        fields,
+        tokenizer,
+        length_field,
+        documents=documents,
+        cache_bytes=cache_bytes,
+    )
+
+
+def _open_several(
+    sources: Mapping[str, Any],
+    metrics: Any,
+    definition: Any,
+    fields: Any,
+    tokenizer: Any,
+    length_field: Any,
+    documents: bool,
+    cache_bytes: int | None,
+) -> dict[str, Dataset]:
+    """Open one data set by name, with what is given for all, or by the same names."""
+    names = list(sources)
+    if metrics is not None and not isinstance(metrics, Mapping):
+        raise ConfigError(
+            "sources are measured one by one, and metrics= is one directory; give "
+            f"metrics={{{_spelt(names)}}}"
+        )
+    by_source = isinstance(fields, Mapping) and any(not isinstance(value, str) for value in fields.values())
+    given = {
+        "metrics": _by_name("metrics", metrics, names),
+        "definition": _by_name("definition", definition, names),
+        "fields": _by_name("fields", fields, names) if by_source else dict.fromkeys(names, fields),
+        "tokenizer": _by_name("tokenizer", tokenizer, names, may_miss=True),
+        "length_field": _by_name("length_field", length_field, names, may_miss=True),
+    }
+    opened = {}
+    for name, source in sources.items():
+        try:
+            opened[name] = _open_one(
+                source,
+                *(given[option][name] for option in given),
+                documents=documents,
+                cache_bytes=cache_bytes,
+            )
+        except PackerError as error:
+            raise type(error)(f"{name}: {error}") from error
+    if any(dataset.delivers_labels for dataset in opened.values()):
+        return {name: dataset.with_labels() for name, dataset in opened.items()}
+    return opened
+
+
+def _by_name(option: str, value: Any, names: Sequence[str], *, may_miss: bool = False) -> dict[str, Any]:
+    """Return an option's value for each source."""
+    if not isinstance(value, Mapping):
+        return dict.fromkeys(names, value)
+    foreign = [name for name in value if name not in names]
+    missing = [] if may_miss else [name for name in names if name not in value]
+    if foreign or missing:
+        wrong = f"has no entry {missing[0]!r}" if missing else f"names {foreign[0]!r}, which is no source"
+        raise ConfigError(f"{option} {wrong}; give {{{_spelt(names)}}}")
+    return {name: value.get(name) for name in names}
+
+
+def _spelt(names: Sequence[str]) -> str:
+    return ", ".join(f'"{name}": …' for name in names)
+
+
+def _open_one(
+    source: SourceLike,
+    metrics: Metrics | PathLike | None,
+    definition: LengthDefinition | None,
+    fields: Fields,
+    tokenizer: str | None,
+    length_field: str | None,
+    *,
+    documents: bool,
+    cache_bytes: int | None,
+) -> Dataset:
     if not isinstance(source, Source):
         source = open_source(_all_absolute(source))
     if metrics is not None:
@@ -88,7 +207,8 @@ def open_dataset(
     named = _named_fields(definition, fields, length_field)
     for column in named.values():
         check_list_of_numbers(source, column)
-    return Dataset(source, definition, named, length_field)
+    fingerprint = None if metrics is None else metrics.fingerprint
+    return Dataset(source, definition, named, length_field, metrics_fingerprint=fingerprint)
 
 
 def _all_absolute(paths: Given | Sequence[Given]) -> Given | Sequence[Given]:

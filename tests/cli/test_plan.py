@@ -19,7 +19,8 @@ OPTIONS = """
     --accum-multiple --same-num-samples --same-seqlen --pipeline --min-samples --max-samples --sp-size
     --pad-multiple --pad-segments-to --fixed-seqlen --num-shapes --max-attention --max-seqlen --too-long
     --filter-min --filter-max --sample-ids --remainder --balance --hidden-size --balance-steps --lr-scaling
-    --lr-by --lr-base --lr-max-scale --curriculum --except --out --overwrite --json
+    --lr-by --lr-base --lr-max-scale --curriculum --except --out --overwrite --json --mix --mix-by --repeat
+    --total-tokens --total-steps --max-passes
 """
 
 

@@ -136,3 +136,59 @@ def test_a_curriculum_is_checked_with_the_metrics(tmp_path):
     assert result.exit_code == 1
     assert "of the curriculum admits up to 4" in result.stderr
     assert len(result.stderr.splitlines()) == 1
+
+
+class TestSources:
+    """A plan over two real data sets, held against their metrics and files by name."""
+
+    @pytest.fixture
+    def made(self, tmp_path):
+        for name, lengths in (("web", [5, 3, 8, 2]), ("code", [4, 6])):
+            tokens = [[1] * n for n in lengths]
+            pq.write_table(pa.table({"input_ids": tokens}), tmp_path / f"{name}.parquet")
+            analyze(tmp_path / f"{name}.parquet", out=tmp_path / f"m-{name}", tokens_column="input_ids")
+        metrics = {name: tmp_path / f"m-{name}" for name in ("web", "code")}
+        make_plan(metrics, PlanConfig(max_tokens=10), out=tmp_path / "plan")
+        return tmp_path
+
+    def named(self, option, folder, pattern):
+        return [word for name in ("web", "code") for word in (option, f"{name}={folder}/{pattern % name}")]
+
+    def test_all_of_it(self, made):
+        metrics, files = self.named("--metrics", made, "m-%s"), self.named("--source", made, "%s.parquet")
+        result = run(made / "plan", *metrics, *files)
+        assert result.exit_code == 0, result.output
+        assert "every length as in the metrics" in result.stdout
+        assert "6 samples of the source measured again" in result.stdout
+        alone = run(made / "plan", "--source", f"code={made}/code.parquet", "--json")
+        assert json.loads(alone.stdout)["num_measured"] == 2
+
+    def test_a_source_of_another_length_is_named(self, made):
+        pq.write_table(pa.table({"input_ids": [[1] * 4]}), made / "code.parquet")
+        result = run(made / "plan", *self.named("--source", made, "%s.parquet"))
+        assert result.exit_code == 1
+        assert result.stderr.startswith("Error: code: the source has 1 rows, the plan is of 2")
+
+    def test_swapped_sources_are_named(self, made):
+        swapped = ["--source", f"web={made}/code.parquet", "--source", f"code={made}/web.parquet"]
+        assert "Error: web: the source has 2 rows" in run(made / "plan", *swapped).stderr
+        swapped = ["--metrics", f"web={made}/m-code", "--metrics", f"code={made}/m-web"]
+        result = run(made / "plan", *swapped)
+        assert result.exit_code == 1
+        assert "source 'web' of the plan was made from metrics" in result.stderr
+
+    @pytest.mark.parametrize(
+        ("arguments", "message"),
+        [
+            (["--metrics", "m-web"], "2 sources: give metrics for each: --metrics web=METRICS"),
+            (["--metrics", "web=m-web"], "no metrics are given for 'code'"),
+            (["--metrics", "web=m-web", "--metrics", "web=m-web"], "of source web is one directory"),
+            (["--source", "pages=web.parquet"], "given for 'pages', the plan's sources are web, code"),
+            (["--source", "web.parquet"], "2 sources: give data sets for each: --source web=SOURCE"),
+        ],
+    )
+    def test_what_is_named_otherwise_is_refused(self, made, monkeypatch, arguments, message):
+        monkeypatch.chdir(made)
+        result = run("plan", *arguments)
+        assert result.exit_code == 2
+        assert message in result.stderr

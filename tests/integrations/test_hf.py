@@ -30,6 +30,13 @@ def test_one_steps_gradient_is_that_of_one_big_batch(tmp_path):
             assert_exact(result)
 
 
+def test_a_mixture_is_trained_for_the_steps_that_its_total_gives(tmp_path):
+    for rank in run_case("mixture", tmp_path):
+        assert_exact(rank["first"])
+        assert rank["steps"] == 6
+        assert max(rank["passes"]) > 1
+
+
 def test_a_models_own_loss_does_not_matter(tmp_path):
     for rank in run_case("losses_of_their_own", tmp_path):
         assert rank.keys() == {"shifts", "mean of its own", "experts", "pairs"}

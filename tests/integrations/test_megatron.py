@@ -154,3 +154,22 @@ def test_torchtitan_goes_on_from_a_state_and_weighs_a_sum():
     again = TorchtitanLoader(loader())
     again.load_state_dict(other.state_dict())
     assert [inputs["input"].tolist() for inputs, _ in again] == rest
+
+
+@pytest.mark.parametrize("make", [MegatronIterator, TorchtitanLoader], ids=["Megatron", "torchtitan"])
+def test_a_mixture_is_played_to_its_total_pass_after_pass(make):
+    first_id = {"web": 0, "code": len(SEQLENS)}
+    data = {
+        name: [{"input_ids": np.full(n, 1 + first + row)} for row, n in enumerate(SEQLENS)]
+        for name, first in first_id.items()
+    }
+    config = PlanConfig(max_tokens=24, grad_accum=2, mix={"web": 0.8, "code": 0.2}, total_steps=9)
+    mixed = make_plan({"web": SEQLENS, "code": SEQLENS}, config)
+    assert mixed.sources[0].num_passes > 1
+    played = 0
+    for row, batch in enumerate(make(PlanLoader(mixed, data))):
+        tokens = batch["tokens"] if make is MegatronIterator else batch[0]["input"]
+        planned = mixed.epoch(0).microbatch(row)
+        assert tokens[:, 0].tolist() == [1 + sample for sample in planned.sample_ids.tolist()]
+        played += 1
+    assert played == 9 * 2 == mixed.epoch(0).num_microbatches

@@ -13,15 +13,15 @@ from tests import naive
 amounts = st.just(0) | st.integers(0, 9) | st.integers(0, 2**31 - 1)
 
 
-def dealt(hist, step_size, edges, targets, key=1, spans=None):
+def dealt(hist, step_size, edges, targets, key=1, spans=None, scales=None):
     edges = np.array(edges, np.int64)
     hist = np.asarray(hist, np.int64)
     order = np.full(len(hist), -1, np.int64)
     for first, last in spans or [(0, len(edges) - 1)]:
         inside = hist[edges[first] : edges[last]]
-        kernels.deal(
-            inside, step_size, edges, first, last, np.array(targets, np.int64), np.uint64(key), order
-        )
+        scale = np.full(hist.shape[1], 16) if scales is None else np.array(scales, np.int64)
+        target = np.array(targets, np.int64)
+        kernels.deal(inside, step_size, edges, first, last, target, scale, np.uint64(key), order)
     return order
 
 
@@ -43,6 +43,8 @@ def test_deal_equals_naive_whatever_the_chunks(step_size, num_classes, windows, 
     hist = data.draw(st.lists(row, min_size=int(edges[-1]), max_size=int(edges[-1])))
     targets = data.draw(st.lists(amounts, min_size=num_classes, max_size=num_classes))
     key = data.draw(st.integers(0, 2**64 - 1))
+    scale = st.just(16) | st.integers(1, 256)
+    scales = data.draw(st.lists(scale, min_size=num_classes, max_size=num_classes))
     middle = data.draw(st.integers(0, len(windows)))
     order = dealt(
         np.array(hist, np.int64).reshape(len(hist), num_classes),
@@ -51,11 +53,12 @@ def test_deal_equals_naive_whatever_the_chunks(step_size, num_classes, windows, 
         targets,
         key,
         [(0, middle), (middle, len(windows))],
+        scales,
     )
     expected = []
     for window, (start, stop) in enumerate(pairwise(edges)):
         inside = naive.deal(
-            hist[start:stop], step_size, targets, naive.subkey(key, window), sweeps=kernels.SWEEPS
+            hist[start:stop], step_size, targets, scales, naive.subkey(key, window), sweeps=kernels.SWEEPS
         )
         expected += [start + m for m in inside]
     assert order.tolist() == expected
@@ -84,9 +87,22 @@ def test_the_exchange_comes_nearer_than_strata_alone(monkeypatch):
     rng = np.random.default_rng(0)
     hist = rng.multinomial(1000, rng.dirichlet(np.full(16, 0.1)), 512) * rng.integers(1, 3, (512, 1))
     order = dealt(hist, 8, [0, 512], hist.sum(axis=0))
-    strata = naive.deal(hist.tolist(), 8, hist.sum(axis=0).tolist(), 1, sweeps=0)
+    strata = naive.deal(hist.tolist(), 8, hist.sum(axis=0).tolist(), [16] * 16, 1, sweeps=0)
     at_random = squares(hist, rng.permutation(512), 8)
     assert squares(hist, order, 8) < 0.5 * squares(hist, np.array(strata), 8) < 0.5 * at_random
+
+
+def test_a_scaled_class_comes_nearer_to_its_share():
+    rng = np.random.default_rng(0)
+    hist = rng.multinomial(1000, [0.5, 0.48, 0.02], 512) + rng.multinomial(3, [0.1, 0.1, 0.8], 512) * 30
+    off = [
+        hist[dealt(hist, 8, [0, 512], hist.sum(axis=0), scales=scales)]
+        .reshape(64, 8, 3)
+        .sum(axis=1)[:, 2]
+        .std()
+        for scales in ([16, 16, 16], [16, 16, 256])
+    ]
+    assert off[1] < 0.8 * off[0]
 
 
 def test_huge_windows_and_tokens_do_not_overflow():

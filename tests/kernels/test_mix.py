@@ -98,7 +98,7 @@ def design_effect(rows, is_filler, step_size, *, sources=NO_SOURCES, bounds=None
             squares,
             concentration,
         )
-    return kernels.design_effect(tokens, squares, concentration, num_steps)
+    return kernels.design_effect([kernels.StepSums(tokens, squares, concentration, num_steps)])
 
 
 @given(st.integers(1, 3), st.integers(0, 6), st.data())

@@ -60,8 +60,8 @@ def test_steps_of_one_length_each_and_steps_of_one_mix():
 @pytest.mark.parametrize(
     ("name", "values"),
     [
-        ("design_effect", {"design_effect": {"seqlen": 1.23, "source": None}}),
-        ("design_effect", {"design_effect": {"seqlen": None, "source": None}}),
+        ("design_effect.seqlen", {"design_effect": {"seqlen": 1.23, "source": None}}),
+        ("design_effect.seqlen", {"design_effect": {"seqlen": None, "source": None}}),
         ("rank_imbalance", {"rank_imbalance": 0.5}),
         ("rank_imbalance_by_step", {"rank_imbalance_by_step": 0.5}),
     ],
@@ -85,7 +85,12 @@ def test_a_plan_of_version_1_opens_and_has_no_design_effect(tmp_path):
         header |= {"sources": [], "definition": None}
         del header["phases"]
         for counts in header["epochs"]:
-            del counts["design_effect"], counts["rank_imbalance_by_step"], counts["num_cut"]
+            del (
+                counts["design_effect"],
+                counts["rank_imbalance_by_step"],
+                counts["num_cut"],
+                counts["sources"],
+            )
             counts["rank_imbalance"] = 0.117  # by an older rule
 
     plans.forge(tmp_path / "plan", "plan.json", older)

@@ -149,7 +149,7 @@ FAULTS = {
         "padded",
         HEADER,
         stated(design_effect={"seqlen": 0.5, "source": None}),
-        "design_effect is 0.5",
+        "design_effect.seqlen is 0.5",
     ),
     "time lost": ("padded", HEADER, stated(rank_imbalance=0.9), "rank_imbalance is 0.9"),
     "time lost by step": (

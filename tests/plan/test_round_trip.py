@@ -46,7 +46,7 @@ def written_plans(draw):
 def build(drawn) -> Plan:
     options, cut, epochs, dropped, loss_tokens = drawn
     return plan_in_memory(
-        plans.facts([5] * 2**10, **options),
+        plans.facts([5] * 2**10, **options, total_steps=1),  # with which every reason may occur
         (
             plans.epoch(rows, cut=cut, loss_tokens=loss_tokens, dropped=plans.drops(*lost), **options)
             for rows, lost in zip(epochs, dropped[1:], strict=True)
@@ -105,7 +105,7 @@ def test_a_plan_in_memory_saves_the_bytes_that_are_written_to_disk(tmp_path_fact
     memory.save(folder / "saved")
     written = write_plan(
         folder / "written",
-        plans.facts([5] * 2**10, **options),
+        plans.facts([5] * 2**10, **options, total_steps=1),  # with which every reason may occur
         (
             plans.epoch(rows, cut=cut, loss_tokens=loss_tokens, dropped=plans.drops(*lost), **options)
             for rows, lost in zip(epochs, dropped[1:], strict=True)

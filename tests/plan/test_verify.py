@@ -78,7 +78,13 @@ WHOLE = [
     (DROPS, put(3, num_tokens=1), r"epoch 0: sample 3 .*more or fewer tokens"),
     (DROPS, put(3, sample_id=13), r"sample 13 is not in the source"),
     (DROPS, put(3, seqlen=3, num_tokens=3), r"epoch 0: 34 tokens planned \+ 145 dropped .*178"),
-    ("plan.json", stated(num_tokens=177), r"34 tokens planned \+ 144 dropped are not the source's 177"),
+    ("plan.json", stated(num_tokens=177), r"num_tokens is 177, the sources have 178"),
+    ("plan.json", stated(metrics_fingerprint="0" * 64), r"metrics_fingerprint is 0+, the sources give None"),
+    (
+        "plan.json",
+        lambda h: (h.update(num_tokens=177), h["sources"][0].update(num_tokens=177)),
+        r"34 tokens planned \+ 144 dropped are not the source's 177",
+    ),
     ("plan.json", lambda h: h["epochs"][0].update(num_samples=6), r"epoch 0: num_samples is 6 .*rows give 7"),
     ("plan.json", lambda h: h["epochs"][0]["dropped"].clear(), r"epoch 0: dropped is {} in plan.json"),
     # bounds
@@ -215,7 +221,11 @@ def test_metrics_of_another_data_set_are_refused(tmp_path):
     with pytest.raises(SourceChangedError, match=r"13 samples.*has 12"):
         verify_plan(plan, metrics=shorter)
     plan.save(tmp_path / "plan")
-    plans.forge(tmp_path / "plan", "plan.json", stated(metrics_fingerprint="0" * 64))
+
+    def of_others(header):
+        header["metrics_fingerprint"] = header["sources"][0]["fingerprint"] = "0" * 64
+
+    plans.forge(tmp_path / "plan", "plan.json", of_others)
     same = plans.write_metric(tmp_path / "same", "seqlen", seqlens)
     with pytest.raises(SourceChangedError, match="made from metrics 000000000000"):
         verify_plan(tmp_path / "plan", metrics=same)
@@ -283,7 +293,7 @@ def lost(sample: int) -> dict[str, object]:
 @pytest.mark.parametrize("passes", [1, 3])
 def test_pieces_are_checked_some_samples_at_a_time(monkeypatch, passes):
     plan, _ = plans.cut_plan()
-    monkeypatch.setattr(verify_samples, "PIECES_PER_PASS", 10 // passes)
+    monkeypatch.setattr(verify_samples, "PIECES_PER_ROUND", 10 // passes)
     verify_plan(plan)
 
 

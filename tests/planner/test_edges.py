@@ -15,7 +15,8 @@ from packer.planner import PlanConfig, make_plan
 from packer.planner.choose.limits import limits_for
 from packer.planner.choose.pieces import Pieces
 from packer.planner.compose.composition import compose
-from packer.planner.compose.mix import Mix
+from packer.planner.compose.mixture import Mixture
+from packer.planner.order.stream import Draw
 from packer.planner.packing.pack import pack
 
 
@@ -140,7 +141,8 @@ def test_ids_beyond_32_bits():
     for options in ({}, {"layout": "packed"}, {"packing": "next-fit"}):
         config = PlanConfig(max_tokens=20, dp_size=2, **options)
         packed = pack(pieces.lengths, pieces.owners, limits_for(config), config, np.uint64(1))
-        composed = compose(packed, pieces, Mix.of(pieces.seqlens), config, 0, None)
+        drawn = Draw(pieces=pieces)
+        composed = compose(packed, drawn, Mixture.of(drawn, 1), config, 0, None)
         planned = composed.sample_ids
         assert planned.dtype == composed.dropped.sample_ids.dtype == np.int64
         assert sorted([*planned.tolist(), *composed.dropped.sample_ids.tolist()]) == ids.tolist()

@@ -5,6 +5,7 @@ import json
 import re
 import shutil
 import subprocess
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -121,26 +122,30 @@ document.body.append(Object.assign(document.createElement("pre"), report));
 """
 
 
-@pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium")
-@pytest.mark.parametrize("layout", ["padded", "packed"])
-@pytest.mark.parametrize("width", [500, 1600])
-def test_a_browser_draws_it(tmp_path, layout, width):
-    page = html_page(lively_plan(layout))
+def drawn(page: str, folder: Path, width: int) -> dict:
+    """Let a browser draw a page, and return what was found on it."""
     page = page.replace("<head>", "<head>" + PROBE, 1).replace("</body>", CLICKS + "</body>", 1)
-    (tmp_path / "report.html").write_text(page)
+    (folder / "report.html").write_text(page)
     result = subprocess.run(
         [
             *(CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run"),
             *("--disable-background-networking", "--disable-component-update", "--disable-sync"),
-            *(f"--user-data-dir={tmp_path / 'profile'}", f"--window-size={width},1200"),
-            *("--virtual-time-budget=2000", "--dump-dom", f"file://{tmp_path / 'report.html'}"),
+            *(f"--user-data-dir={folder / 'profile'}", f"--window-size={width},1200"),
+            *("--virtual-time-budget=2000", "--dump-dom", f"file://{folder / 'report.html'}"),
         ],
         capture_output=True,
         text=True,
         timeout=120,
         check=True,
     )
-    found = json.loads(html_text.unescape(re.search(r'<pre id="found">(.*?)</pre>', result.stdout)[1]))
+    return json.loads(html_text.unescape(re.search(r'<pre id="found">(.*?)</pre>', result.stdout)[1]))
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium")
+@pytest.mark.parametrize("layout", ["padded", "packed"])
+@pytest.mark.parametrize("width", [500, 1600])
+def test_a_browser_draws_it(tmp_path, layout, width):
+    found = drawn(html_page(lively_plan(layout)), tmp_path, width)
     assert found["failures"] == []
     assert found["pictures"] == 4
     assert found["charts"] == 5
@@ -148,6 +153,18 @@ def test_a_browser_draws_it(tmp_path, layout, width):
     assert "planned" in found["tip"]
     assert found["wide"] <= 0, "the page scrolls sideways"
     assert {"What padding costs", "Mean length of a step's samples", "All numbers"} <= set(found["headings"])
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium")
+def test_a_browser_draws_the_shares_of_sources(tmp_path):
+    page = html_page(plans.mixed_plan())
+    data = data_of(page)
+    assert list(data["survey"]["source_shares"]) == ["web", "code", "old"]
+    found = drawn(page, tmp_path, 1000)
+    assert found["failures"] == []
+    assert found["charts"] == 6
+    assert "Shares of the sources" in found["headings"]
+    assert found["wide"] <= 0
 
 
 def test_a_report_replaces_a_report_and_nothing_else(tmp_path):

@@ -313,3 +313,43 @@ def test_a_sample_in_pieces_counts_once_and_cut_ones_are_counted():
     assert summary.planned_tokens + sum(counts["num_tokens"] for counts in summary.dropped.values()) == 24
     cut = "  samples cut          2 of 4 (50.0%); nothing predicts the first token of 4 later pieces"
     assert cut in list(summary_lines(summary))
+
+
+def test_each_source_has_a_line_with_its_share_and_passes():
+    summary = summarize(plans.mixed_plan())
+    assert summary.offered_samples == 7 + 2 * 3
+    web, code, old = summary.sources
+    assert (web.planned_samples, web.planned_tokens, code.planned_samples, code.planned_tokens) == (
+        6,
+        29,
+        5,
+        31,
+    )
+    assert (web.share, old.planned_tokens) == (29 / 60, 0)
+    lines = "\n".join(summary_lines(summary))
+    for part in (
+        "source web           48.3% (45.0% asked); 0.857 passes through 7 samples of 35 tokens",
+        "source code          51.7% (55.0% asked); 1.67 passes through 3 samples of 16 tokens",
+        "source old           not reached: none of its 2 samples of 8 tokens",
+        "11 of 13 (84.6%)",
+        "0.28 in source",
+    ):
+        assert part in lines
+    code_in_json = json.loads(json.dumps(summary.as_json()))["sources"][1]
+    assert code_in_json["asked"] == [{"first_step": 0, "share": 0.55}]
+    assert (code_in_json["passes"], code_in_json["planned_tokens"]) == (5 / 3, 31)
+
+
+def test_shares_that_count_samples_and_phases_are_said():
+    plan = plans.mixed_plan(mix_by="samples")
+    plan.header["phases"].append({"first_step": 2, "shares": {"web": 0.3, "code": 0.7, "old": 0.0}})
+    lines = "\n".join(summary_lines(summarize(plan)))
+    assert "source web           54.5% (45.0% asked, 30.0% from step 2 on); 0.857 passes" in lines
+
+
+def test_a_plan_of_one_data_set_names_no_source():
+    plan, _ = plans.whole_plan()
+    summary = summarize(plan)
+    assert "source" not in "".join(line.split()[0] for line in summary_lines(summary))
+    (only,) = summary.sources
+    assert (only.name, only.planned_samples, only.asked) == (None, 15, ())

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from packer.plan import plan_in_memory
-from packer.report import survey
+from packer.report import compare, step_rows, survey
 from packer.report.screen import sparkline
 from packer.report.series import binned
 from tests import plans
@@ -107,3 +107,25 @@ def test_sparklines():
     assert sparkline([0, 1, 2, 7]) == "▁▂▃█"
     assert sparkline([5.0, 5.0]) == "▄▄"
     assert len(sparkline([math.pi])) == 1
+
+
+def test_shares_of_the_sources_along_the_steps():
+    shares = survey(plans.mixed_plan()).source_shares
+    assert list(shares) == ["web", "code", "old"]
+    assert shares["web"].mean == [8 / 14, 8 / 17, 11 / 18, 2 / 11]
+    assert shares["code"].mean == pytest.approx([1 - share for share in shares["web"].mean])
+    assert shares["old"].high == [0.0] * 4
+    assert survey(plans.whole_plan()[0]).source_shares == {}
+
+
+def test_a_steps_rows_say_which_source_each_sample_is_of():
+    rows = list(step_rows(plans.mixed_plan(), 0, 2))
+    assert [(row["sample_ids"], row["sources"]) for row in rows] == [([4, 5], [0, 0]), ([8, 7], [1, 1])]
+    assert "sources" not in next(step_rows(plans.whole_plan()[0], 0, 0))
+
+
+def test_two_mixtures_are_compared_source_by_source():
+    effects = {effect.name: effect for effect in compare(plans.mixed_plan(), plans.whole_plan()[0]).effects}
+    assert (effects["share of web"].left, effects["share of web"].right) == (29 / 60, None)
+    assert effects["passes of code"].left == 5 / 3
+    assert effects["passes of old"].left == 0

@@ -25,8 +25,7 @@ from typing import Any
 import numpy as np
 import psutil
 
-from packer.plan import Plan, PlannedEpoch, load_plan, write_plan
-from packer.plan.sources import PlanSource
+from packer.plan import Plan, PlannedEpoch, PlanSource, load_plan, write_plan
 from packer.runtime import PlanLoader
 from tests import plans
 
@@ -257,8 +256,11 @@ def _facts_and_epochs() -> tuple[Any, Iterator[PlannedEpoch]]:
             dropped=plans.drops(),
         )
 
-    source = PlanSource(num_samples=NUM_SAMPLES, num_tokens=int((1 + np.arange(NUM_SAMPLES) % 3).sum()))
-    facts = replace(plans.facts([1], epochs=EPOCHS, dp_size=PER_STEP), sources=[source])
+    num_tokens = int((1 + np.arange(NUM_SAMPLES) % 3).sum())
+    facts = replace(
+        plans.facts([1], epochs=EPOCHS, dp_size=PER_STEP),
+        sources=[PlanSource(num_samples=NUM_SAMPLES, num_tokens=num_tokens)],
+    )
     return facts, map(epoch, range(EPOCHS))
 
 

@@ -34,6 +34,9 @@ class Pieces:
     """(N,) lengths of all samples of the source."""
     keys: IntArray | None = None
     """(N,) key of every sample of the source, below 0 where it has none: no two of one key may meet."""
+    kept_apart: IntArray | None = None
+    """(P,) pieces of one number must not meet in a micro-batch; below 0: may meet any. None: those of one
+    sample must not. Keys say more, and go before it."""
 
     def __len__(self) -> int:
         """Return P."""
@@ -41,13 +44,15 @@ class Pieces:
 
     @property
     def owners(self) -> IntArray | None:
-        """The key of each piece, or its sample where one sample may have several pieces; else None."""
+        """What must not meet: by piece its key, or its sample where that may have several; None: all may."""
         if self.keys is not None:
             samples = np.arange(len(self)) if self.ids is None else self.ids
             keys = self.keys[samples].astype(np.int64)
             is_free = keys < 0
             keys[is_free] = int(keys.max(initial=0)) + 1 + samples[is_free]
             return keys
+        if self.kept_apart is not None:
+            return self.kept_apart
         return self.ids if self.starts is not None and (self.starts > 0).any() else None
 
     def sample_ids(self, pieces: IntArray) -> IntArray:
@@ -58,10 +63,10 @@ class Pieces:
 
     def drop(self, pieces: IntArray, reasons: NDArray[np.uint8]) -> DroppedSamples:
         """Report ``pieces`` as dropped, in the order of their samples."""
-        begins = pieces if self.starts is None else self.starts[pieces]
-        order = np.lexsort((begins, self.sample_ids(pieces)))
-        pieces, reasons = pieces[order], reasons[order]
         samples = self.sample_ids(pieces)
+        if not (samples[1:] > samples[:-1]).all():
+            order = np.lexsort((pieces if self.starts is None else self.starts[pieces], samples))
+            pieces, samples, reasons = pieces[order], samples[order], reasons[order]
         return DroppedSamples(
             sample_ids=samples,
             seqlens=self.source[samples].astype(np.int64),

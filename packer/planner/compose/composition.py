@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,13 +11,17 @@ from packer.kernels import balance as balance_kernels
 from packer.kernels import counting
 from packer.options.config import PlanConfig
 from packer.plan.epoch import DroppedSamples
-from packer.planner.choose.pieces import Pieces
+from packer.planner.choose.pieces import Pieces, join_drops
 from packer.planner.choose.selection import reason
 from packer.planner.compose.balance import balance
 from packer.planner.compose.deal import deal
-from packer.planner.compose.mix import Mix, design_effect
-from packer.planner.compose.steps import Rows, fill_steps
-from packer.planner.order.orders import take
+from packer.planner.compose.mix import design_effect
+from packer.planner.compose.mixture import Mixture, blocks_of, phases_of
+from packer.planner.compose.repeats import part_repeats
+from packer.planner.compose.sequence import put_in_sequence
+from packer.planner.compose.steps import MicroBatchSums, Rows, fill_steps
+from packer.planner.order.orders import Purpose, key_for, subkey, take
+from packer.planner.order.stream import CutFrom, Draw
 from packer.planner.order.threads import chunk_edges, run_chunks
 from packer.planner.packing.microbatches import IntArray, MicroBatches
 
@@ -26,8 +30,12 @@ from packer.planner.packing.microbatches import IntArray, MicroBatches
 class Composition:
     """One epoch's rows. R rows, P pieces, T steps."""
 
+    drawn: Draw
+    """What the epoch was packed from."""
+    pieces: IntArray
+    """(P,) in the order of their rows, by their positions in ``drawn``."""
     sample_ids: IntArray
-    """(P,) in the order of their rows."""
+    """(P,)"""
     seqlens: NDArray[np.int32]
     """(P,)"""
     starts: NDArray[np.int32] | None
@@ -51,12 +59,30 @@ class Composition:
     """(R,) where labels were counted; 0 for fillers."""
     max_seqlen: NDArray[np.int64]
     """(T,)"""
+    is_ended: bool
+    """A total ends the epoch."""
+    num_met: int
+    """Rows that hold a sample that is in their step once more, which its source is large enough to avoid."""
     is_full: NDArray[np.bool_]
     """(T,) neither filler nor repeat."""
-    design_effect: float | None
-    """How much more the steps differ in their mix than random ones; None for one class, or one step."""
+    phases: NDArray[np.int64]
+    """(H,) the first step of every phase; 0 first."""
+    design_effect: dict[str, float | None]
+    """How much more the steps differ in their mix than random ones, by ``seqlen`` and by ``source``."""
     dropped: DroppedSamples
     figures: dict[str, Any]
+
+    @property
+    def reached(self) -> tuple[Draw, int]:
+        """The stream before anything was cut, and how many of its pieces the epoch takes at least a part of.
+
+        These are all up to the last one; where no total ends the epoch, all.
+        """
+        stream = self.drawn if self.drawn.cut_from is None else self.drawn.cut_from.stream
+        if not self.is_ended:
+            return stream, len(stream.pieces)
+        last = self.pieces if self.drawn.cut_from is None else self.drawn.cut_from.documents[self.pieces]
+        return stream, int(last.max()) + 1
 
     def sizes(self, lr_by: str) -> NDArray[np.int64]:
         """Return the (T,) sizes of the steps in the unit ``lr_by``; loss tokens must be known."""
@@ -70,8 +96,8 @@ class Composition:
 
 def compose(
     microbatches: MicroBatches,
-    pieces: Pieces,
-    mix: Mix,
+    drawn: Draw,
+    mixture: Mixture,
     config: PlanConfig,
     epoch: int,
     loss_tokens: IntArray | None,
@@ -80,8 +106,8 @@ def compose(
 
     Args:
         microbatches: in the order in which they were packed.
-        pieces: what they are made of.
-        mix: of all pieces.
+        drawn: what they are made of.
+        mixture: the mixes that the steps are to have.
         config: the options.
         epoch: whose random choices are meant.
         loss_tokens: (N,) loss tokens of every sample of the source; None for all tokens but the first.
@@ -89,16 +115,39 @@ def compose(
     Raises:
         EmptyPlanError: no step would be left.
     """
+    pieces = drawn.pieces
     if len(config.budgets) > 1 or "seqlen" not in config.budgets:
         microbatches = replace(microbatches, seqlens=pieces.seqlens[microbatches.pieces])
     sums = _sum_up(microbatches, config)
-    order = deal(microbatches, sums.costs, mix, config, epoch)
-    rows = fill_steps(order, microbatches, sums.costs, config, epoch)
+    sources = None if drawn.sources is None else take(drawn.sources, microbatches.pieces)
+    phases = phases_of(microbatches, drawn, config)
+    blocks = blocks_of(microbatches, phases, mixture, config)
+    order = deal(microbatches, sources, sums.costs, blocks, config, epoch)
+    parting = key_for(config.seed, epoch, Purpose.REPEATS)
+    if drawn.is_stream and sources is not None:
+        whole = blocks[-1].stop // config.microbatches_per_step * config.microbatches_per_step
+        order[:whole], _ = part_repeats(
+            order[:whole], None, microbatches, drawn, phases, config, subkey(parting, 0)
+        )
+        order = put_in_sequence(order, microbatches, sources, blocks, mixture.fractions, config)
+    rows = fill_steps(order, microbatches, sums, config, epoch)
+    # what filled the last step may meet its like there
+    parted, num_met = part_repeats(
+        rows.microbatches,
+        rows.is_filler | rows.is_repeat,
+        microbatches,
+        drawn,
+        phases,
+        config,
+        subkey(parting, 1),
+    )
+    rows = replace(rows, microbatches=parted)
     rows, imbalance = balance(rows, sums.costs, config, epoch)
     figures = microbatches.figures
     if imbalance is not None:
         figures = figures | {"rank_imbalance_before": imbalance}
-    dropped = _dropped(microbatches, rows, pieces)
+    dropped = None if config.has_total else _dropped(microbatches, rows, pieces)
+    leftover = microbatches.leftover
     starts, sizes = take(microbatches.starts, rows.microbatches), take(microbatches.sizes, rows.microbatches)
     offsets = _offsets(sizes)
     # at a billion samples every copy counts: each array is gathered and let go before the next
@@ -125,7 +174,26 @@ def compose(
             loss_tokens_of_rows = np.add.reduceat(known, offsets[:-1], dtype=np.int64) * ~rows.is_filler
             num_loss_tokens = _by_step(np.sum, loss_tokens_of_rows, step_size)
     longest = take(sums.longest, rows.microbatches)
+    if dropped is None:
+        # what a total does not reach is dropped by pass, not here
+        lost = leftover[leftover <= int(ordered.max())]
+        dropped = pieces.drop(lost, np.full(len(lost), reason("min_samples"), np.uint8))
+        if drawn.cut_from is not None:
+            dropped = join_drops(dropped, _cut_off(ordered, drawn, drawn.cut_from))
+    num_steps = len(rows.microbatches) // step_size
+    phases = np.minimum(phases, num_steps)
+    effect = design_effect(
+        ordered_seqlens,
+        None if drawn.sources is None else take(drawn.sources, ordered),
+        mixture.num_sources,
+        offsets,
+        rows.is_filler,
+        step_size,
+        phases,
+    )
     return Composition(
+        drawn=drawn,
+        pieces=ordered,
         sample_ids=samples,
         seqlens=ordered_seqlens,
         starts=None if pieces.starts is None else pieces.starts[ordered],
@@ -138,25 +206,18 @@ def compose(
         num_tokens=num_tokens,
         num_loss_tokens=num_loss_tokens,
         loss_tokens_of_rows=loss_tokens_of_rows,
+        is_ended=config.has_total,
+        num_met=num_met,
         max_seqlen=_by_step(np.max, longest, step_size),
         is_full=~_by_step(np.any, rows.is_filler | rows.is_repeat, step_size),
-        design_effect=design_effect(ordered_seqlens, offsets, rows.is_filler, step_size),
+        phases=phases,
+        design_effect=effect,
         dropped=dropped,
         figures=figures,
     )
 
 
-class _Sums(NamedTuple):
-    """What each of M micro-batches holds."""
-
-    tokens: NDArray[np.int64]
-    longest: NDArray[np.int64]
-    rooms: NDArray[np.int64]
-    """Tokens with every sample padded on its own."""
-    costs: NDArray[np.int64]
-
-
-def _sum_up(microbatches: MicroBatches, config: PlanConfig) -> _Sums:
+def _sum_up(microbatches: MicroBatches, config: PlanConfig) -> MicroBatchSums:
     num_microbatches = len(microbatches)
     tokens, longest = np.empty((2, num_microbatches), np.int64)
     rooms = np.empty(num_microbatches, np.int64) if config.pad_segments_to > 1 else tokens
@@ -177,7 +238,7 @@ def _sum_up(microbatches: MicroBatches, config: PlanConfig) -> _Sums:
         ),
         chunk_edges(num_microbatches, min_chunk=1 << 14),
     )
-    return _Sums(tokens=tokens, longest=longest, rooms=rooms, costs=costs)
+    return MicroBatchSums(tokens=tokens, longest=longest, rooms=rooms, costs=costs)
 
 
 def _longest_by_metric(
@@ -214,6 +275,15 @@ def _gather(values: IntArray, starts: NDArray[np.int64], offsets: NDArray[np.int
         chunk_edges(len(starts), min_chunk=1 << 14),
     )
     return out
+
+
+def _cut_off(planned: IntArray, drawn: Draw, cut_from: CutFrom) -> DroppedSamples:
+    """Report what a total leaves of documents whose like in the stream are reached."""
+    is_lost = np.ones(len(drawn.pieces), np.bool_)
+    is_lost[planned] = False
+    is_lost &= cut_from.documents <= int(cut_from.documents[planned].max())
+    lost: IntArray = np.flatnonzero(is_lost)
+    return drawn.pieces.drop(lost, np.full(len(lost), reason("unreached"), np.uint8))
 
 
 def _dropped(microbatches: MicroBatches, rows: Rows, pieces: Pieces) -> DroppedSamples:

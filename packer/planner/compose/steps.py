@@ -1,6 +1,7 @@
 """Steps: micro-batches in rows of whole steps, and what does not fill one."""
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -9,6 +10,16 @@ from packer.errors import EmptyPlanError
 from packer.options.config import PlanConfig
 from packer.planner.order.orders import Purpose, key_for, permutation
 from packer.planner.packing.microbatches import MicroBatches
+
+
+class MicroBatchSums(NamedTuple):
+    """What each of M micro-batches holds."""
+
+    tokens: NDArray[np.int64]
+    longest: NDArray[np.int64]
+    rooms: NDArray[np.int64]
+    """Tokens with every sample padded on its own."""
+    costs: NDArray[np.int64]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -28,7 +39,7 @@ class Rows:
 def fill_steps(
     order: NDArray[np.int64],
     microbatches: MicroBatches,
-    costs: NDArray[np.int64],
+    sums: MicroBatchSums,
     config: PlanConfig,
     epoch: int,
 ) -> Rows:
@@ -37,7 +48,7 @@ def fill_steps(
     Args:
         order: (M,) micro-batches in the order in which they are to run.
         microbatches: what they are.
-        costs: (M,) of each: a filler copies the cheapest of its step.
+        sums: of each: a total counts the tokens, and a filler copies the cheapest of its step.
         config: the options.
         epoch: whose random choices are meant.
 
@@ -46,6 +57,8 @@ def fill_steps(
     """
     size = config.microbatches_per_step
     num_microbatches = len(order)
+    if config.has_total:
+        return _until_total(order, sums.tokens, config)
     rest = num_microbatches % size
     if num_microbatches == 0 or (config.remainder == "drop" and num_microbatches < size):
         raise EmptyPlanError(_why_empty(num_microbatches, config))
@@ -63,7 +76,7 @@ def fill_steps(
     last = order[num_microbatches - rest :]
     missing = size - rest
     if config.remainder == "keep":
-        added = np.full(missing, last[np.argmin(costs[last])])
+        added = np.full(missing, last[np.argmin(sums.costs[last])])
     else:
         # another micro-batch of the epoch trains twice; one of the same step where its shape must agree
         others = last if microbatches.in_steps or rest == num_microbatches else order[: len(order) - rest]
@@ -79,6 +92,20 @@ def fill_steps(
         is_repeat=is_added if config.remainder == "fill" else none,
         left_out=order[:0],
     )
+
+
+def _until_total(order: NDArray[np.int64], tokens: NDArray[np.int64], config: PlanConfig) -> Rows:
+    """End with the step that reaches the total; there are micro-batches enough."""
+    size = config.microbatches_per_step
+    num_steps = config.total_steps
+    if num_steps is None:
+        # (whole · size,) -> (whole,) tokens by the end of each step
+        whole = len(order) // size
+        reached = np.cumsum(tokens[order[: whole * size]].reshape(whole, size).sum(axis=1))
+        num_steps = int(np.searchsorted(reached, int(config.total_tokens or 0))) + 1
+    rows = order[: num_steps * size]
+    none = np.zeros(len(rows), np.bool_)
+    return Rows(microbatches=rows, is_filler=none, is_repeat=none, left_out=order[len(rows) :])
 
 
 def _why_empty(num_microbatches: int, config: PlanConfig) -> str:

@@ -27,6 +27,8 @@ class Purpose(IntEnum):
     POOL = 7
     SUBSTREAM = 8
     DEALING = 9
+    STREAMS = 10
+    REPEATS = 11
     BLOCKS = 12
 
 
@@ -88,6 +90,17 @@ def shuffled_entries(lengths: IntArray, key: np.uint64) -> NDArray[np.int64]:
     )
     _shuffle_segments(out, offsets, key)
     return out
+
+
+def entries_in_order(lengths: IntArray) -> NDArray[np.int64]:
+    """Return every sample's ``length << 32 | index``, as they stand."""
+    id_dtype(len(lengths))
+    entries = np.empty(len(lengths), np.int64)
+    run_chunks(
+        lambda _, first, last: counting.join_entries(lengths, first, last, entries),
+        chunk_edges(len(lengths)),
+    )
+    return entries
 
 
 def take(values: IntArray, order: IntArray) -> IntArray:

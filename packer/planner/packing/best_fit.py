@@ -4,6 +4,9 @@ The decision is taken on the histogram of lengths. Samples of each length are sh
 patterns it decides, and the packs come in random order. See ``packer.kernels.best_fit``.
 """
 
+from dataclasses import replace
+from itertools import pairwise
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -12,26 +15,58 @@ from packer.kernels.bitmap import bitmap_levels
 from packer.kernels.limits import UNLIMITED, Limits
 from packer.planner.order.orders import by_length, id_dtype, permutation, shuffle_within, subkey, take
 from packer.planner.order.threads import chunk_edges, run_chunks
-from packer.planner.packing.microbatches import IntArray, MicroBatches
+from packer.planner.packing.microbatches import IntArray, MicroBatches, concatenate
+
+_STRETCH = 1 << 17
+"""Samples of an order that are packed together where it is to be kept, about."""
+
+_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+"""2^64 / φ."""
 
 
-def best_fit(lengths: IntArray, limits: Limits, *, key: np.uint64) -> MicroBatches:
+def best_fit_in_order(
+    lengths: IntArray, limits: Limits, phase_starts: NDArray[np.int64], *, key: np.uint64
+) -> MicroBatches:
+    """Pack samples by best-fit-decreasing, stretch by stretch of their order, which is random already.
+
+    Packs are alike in length, and come so that any run of them is like all of their stretch. Each takes of
+    every length the samples that are next in the order: what goes with their order, as sources do, stays.
+    """
+    num_samples = lengths.shape[1]
+    stretches = max(1, num_samples // _STRETCH)
+    edges = np.arange(stretches + 1, dtype=np.int64) * num_samples // stretches
+    edges = np.union1d(edges, phase_starts)
+    parts = []
+    for number, (start, stop) in enumerate(pairwise(edges.tolist())):
+        part = best_fit(
+            np.ascontiguousarray(lengths[:, start:stop]), limits, key=subkey(key, number), is_ordered=True
+        )
+        parts.append(replace(part, pieces=(part.pieces + np.int64(start)).astype(id_dtype(num_samples))))
+    return concatenate(parts)
+
+
+def best_fit(lengths: IntArray, limits: Limits, *, key: np.uint64, is_ordered: bool = False) -> MicroBatches:
     """Pack samples by best-fit-decreasing.
 
     Args:
         lengths: (1, n) int32 lengths of the samples, each at most the room of a row.
         limits: bounds of a row.
         key: of the random choices.
+        is_ordered: samples of one length are to be used in their order, which is random already.
     """
     order, distinct, offsets = by_length(lengths[0])
-    shuffle_within(order, offsets, subkey(key, 0))
+    if not is_ordered:
+        shuffle_within(order, offsets, subkey(key, 0))
     # classes run from the longest to the shortest
     class_lengths = distinct[::-1].copy()
     counts = np.diff(offsets)[::-1].copy()
     packs, pattern_offsets, classes = decide_patterns(class_lengths, counts, limits)
-    # (M,) pattern of each pack, in random order
+    # (M,) pattern of each pack
     kinds = np.repeat(np.arange(len(packs), dtype=np.int32), packs)
-    kinds = take(kinds, permutation(len(kinds), subkey(key, 1)))
+    if is_ordered:
+        kinds = _interleaved(packs, class_lengths, pattern_offsets, classes, subkey(key, 1))
+    else:
+        kinds = take(kinds, permutation(len(kinds), subkey(key, 1)))
     sizes = take(np.diff(pattern_offsets), kinds)
     starts = np.cumsum(sizes) - sizes
     out_ids = np.empty(len(order), id_dtype(len(order)))
@@ -63,6 +98,25 @@ def best_fit(lengths: IntArray, limits: Limits, *, key: np.uint64) -> MicroBatch
         sizes=sizes,
         leftover=out_ids[:0],
     )
+
+
+def _interleaved(
+    packs: NDArray[np.int64],
+    class_lengths: NDArray[np.int64],
+    pattern_offsets: NDArray[np.int64],
+    classes: NDArray[np.int32],
+    key: np.uint64,
+) -> NDArray[np.int32]:
+    """Return the pattern of each pack, so ordered that any run of packs is like all of them.
+
+    By the mean lengths of their patterns the j-th pack comes at the fractional part of j·φ: neighbours in
+    length, and in what goes with it, end up far apart, and evenly.
+    """
+    tokens = np.add.reduceat(class_lengths[classes], pattern_offsets[:-1])
+    by_mean = np.argsort((tokens << 10) // np.diff(pattern_offsets), kind="stable").astype(np.int32)
+    ranks = np.arange(int(packs.sum()), dtype=np.uint64)
+    kinds: NDArray[np.int32] = np.repeat(by_mean, packs[by_mean])[np.argsort(ranks * _GOLDEN + key)]
+    return kinds
 
 
 def decide_patterns(

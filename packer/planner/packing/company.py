@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from packer.kernels import longest_first as kernels
 from packer.kernels.limits import UNLIMITED, Limits
-from packer.planner.order.orders import permutation, subkey
+from packer.planner.order.orders import id_dtype, permutation, subkey
 from packer.planner.order.threads import run_chunks
 from packer.planner.packing.microbatches import IntArray, MicroBatches, compact_owners, positions_of
 
@@ -23,7 +23,13 @@ _STEPS = (1.0, 1.001, 1.0025, 1.005, 1.01, 1.02, 1.04, 1.08, 1.16, 1.32, 1.64, 2
 
 
 def with_company(
-    packs: MicroBatches, lengths: IntArray, owners: IntArray | None, limits: Limits, *, key: np.uint64
+    packs: MicroBatches,
+    lengths: IntArray,
+    owners: IntArray | None,
+    limits: Limits,
+    *,
+    key: np.uint64,
+    phase_starts: NDArray[np.int64] | None = None,
 ) -> MicroBatches:
     """Return rows that hold ``min_samples``, and about the fewest that ``max_samples`` allows.
 
@@ -33,11 +39,13 @@ def with_company(
         owners: (n,) the sample of each piece; None where no sample is cut.
         limits: bounds of a row.
         key: of the random choices.
+        phase_starts: where phases begin, whose samples stay apart, and the samples stand in a random order in
+            which they are to be used; None where the order is still to be made.
     """
     is_short = bool((packs.sizes < limits.min_samples).any())
     if not is_short and not _are_too_many(packs, limits):
         return packs
-    dealt = _deal(lengths[0], owners, limits, key)
+    dealt = _deal(lengths[0], owners, limits, key, phase_starts)
     if not is_short and (len(dealt) >= len(packs) or len(dealt.leftover)):
         return packs
     return dealt
@@ -53,12 +61,23 @@ def _are_too_many(packs: MicroBatches, limits: Limits) -> bool:
     return len(packs) > fewest + fewest // 1000 and 5 * fewest > 4 * tokens
 
 
-def _deal(lengths: IntArray, owners: IntArray | None, limits: Limits, key: np.uint64) -> MicroBatches:
+def _deal(
+    lengths: IntArray,
+    owners: IntArray | None,
+    limits: Limits,
+    key: np.uint64,
+    phase_starts: NDArray[np.int64] | None,
+) -> MicroBatches:
     """Deal the samples of each window over its rows."""
-    order = permutation(len(lengths), subkey(key, 0))
+    size = len(lengths)
+    order = (
+        permutation(size, subkey(key, 0)) if phase_starts is None else np.arange(size, dtype=id_dtype(size))
+    )
     numbers, num_owners = compact_owners(owners)
     windows = max(1, len(order) // _WINDOW)
     edges = np.arange(windows + 1, dtype=np.int64) * len(order) // windows
+    if phase_starts is not None:
+        edges = np.union1d(edges, phase_starts)
 
     def work(window: int, _first: int, _stop: int) -> tuple[IntArray, NDArray[np.int64], IntArray]:
         samples = order[edges[window] : edges[window + 1]]
@@ -75,7 +94,7 @@ def _deal(lengths: IntArray, owners: IntArray | None, limits: Limits, key: np.ui
         sizes = sizes[sizes >= max(1, limits.min_samples)]
         return grouped[: sizes.sum()], sizes, grouped[sizes.sum() :]
 
-    results = run_chunks(work, np.arange(windows + 1, dtype=np.int64))
+    results = run_chunks(work, np.arange(len(edges), dtype=np.int64))
     pieces = np.concatenate([rows for rows, _, _ in results])
     sizes = np.concatenate([sizes for _, sizes, _ in results])
     rows = MicroBatches(

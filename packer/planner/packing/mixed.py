@@ -5,6 +5,8 @@ the last samples of a block leave unfilled is a small part of it, so a block lea
 pools of all blocks are packed in turn as an order of their own.
 """
 
+from itertools import pairwise
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -12,6 +14,7 @@ from packer.kernels import mixed as kernels
 from packer.kernels.bitmap import bitmap_levels
 from packer.kernels.limits import Limits
 from packer.planner.order.orders import (
+    entries_in_order,
     histogram,
     permutation,
     shuffled_entries,
@@ -29,7 +32,14 @@ _BLOCK = 1 << 17
 _MANY_CLASSES = 1 << 18
 
 
-def mixed(lengths: IntArray, owners: IntArray | None, limits: Limits, *, key: np.uint64) -> MicroBatches:
+def mixed(
+    lengths: IntArray,
+    owners: IntArray | None,
+    limits: Limits,
+    *,
+    key: np.uint64,
+    phase_starts: NDArray[np.int64] | None = None,
+) -> MicroBatches:
     """Pack samples in random order, every gap filled with the longest samples that fit.
 
     Args:
@@ -37,8 +47,14 @@ def mixed(lengths: IntArray, owners: IntArray | None, limits: Limits, *, key: np
         owners: (n,) the sample of each piece; None where no sample is cut.
         limits: bounds of a row.
         key: of the random choices.
+        phase_starts: where phases begin, whose samples stay apart, and the samples stand in a random order in
+            which they are to be used; None where the order is still to be made.
     """
-    entries = shuffled_entries(lengths[0], subkey(key, 0))
+    if phase_starts is None:
+        entries = shuffled_entries(lengths[0], subkey(key, 0))
+        phase_starts = np.zeros(1, np.int64)
+    else:
+        entries = entries_in_order(lengths[0])
     longest = int(lengths.max())
     # a class for every length up to the longest, or for those that there are
     classes = np.empty(0, np.int64)
@@ -46,12 +62,12 @@ def mixed(lengths: IntArray, owners: IntArray | None, limits: Limits, *, key: np
         classes = histogram(lengths[0])[0][::-1].copy()
     of_piece, num_owners = compact_owners(owners)
     stretches = []
-    first = 0  # entries before it are in rows
-    while first < len(entries):
-        edges = _block_edges(first, len(entries))
-        keep = POOL if len(edges) > 2 else 0
-        rows, first = _fill_blocks(entries, edges, classes, longest, of_piece, num_owners, limits, keep)
-        stretches.append(rows)
+    for first, stop in pairwise([*phase_starts.tolist(), len(entries)]):
+        while first < stop:  # entries before it are in rows
+            edges = _block_edges(first, stop)
+            keep = POOL if len(edges) > 2 else 0
+            rows, first = _fill_blocks(entries, edges, classes, longest, of_piece, num_owners, limits, keep)
+            stretches.append(rows)
     # neighbours share what the pool happened to hold: rows come in random order
     rows = np.concatenate(stretches, axis=1)
     order = permutation(rows.shape[1], subkey(key, 1))
@@ -120,5 +136,5 @@ def _fill_blocks(
         entries[target : target + filled] = entries[start : start + filled]
         rows[0] -= start - target
         target += filled
-    entries[target:] = np.concatenate(behind)
+    entries[target : int(edges[-1])] = np.concatenate(behind)
     return np.concatenate([rows for rows, _ in results], axis=1), target

@@ -79,6 +79,7 @@ def _in_order(lengths: IntArray, order: str, key: np.uint64) -> tuple[IntArray, 
 def _previous(owners: IntArray) -> NDArray[np.int64]:
     """Return the position of the piece before of the same sample, or −1."""
     positions = np.argsort(owners, kind="stable")
+    positions = positions[np.searchsorted(owners[positions], 0) :]  # below 0: the only piece of its sample
     previous = np.full(len(owners), -1, np.int64)
     again = owners[positions[1:]] == owners[positions[:-1]]
     previous[positions[1:][again]] = positions[:-1][again]

@@ -3,21 +3,29 @@
 from dataclasses import replace
 
 import numpy as np
+from numpy.typing import NDArray
 
 from packer.kernels.limits import UNLIMITED, Limits
 from packer.options.config import PlanConfig
 from packer.planner.choose.limits import limits_for
 from packer.planner.choose.pieces import Pieces
 from packer.planner.order.orders import histogram, permutation, subkey
+from packer.planner.order.stream import Draw
 from packer.planner.packing.apart import keep_apart
-from packer.planner.packing.best_fit import best_fit
+from packer.planner.packing.best_fit import best_fit, best_fit_in_order
 from packer.planner.packing.company import with_company
-from packer.planner.packing.microbatches import IntArray, MicroBatches, concatenate, reindex
+from packer.planner.packing.microbatches import (
+    IntArray,
+    MicroBatches,
+    concatenate,
+    in_order_of_pieces,
+    reindex,
+)
 from packer.planner.packing.mixed import mixed
 from packer.planner.packing.next_fit import next_fit
 from packer.planner.packing.pairs import windowed_pairs
 from packer.planner.packing.windowed import windowed
-from packer.planner.packing.wrapped import wrapped
+from packer.planner.packing.wrapped import wrapped, wrapped_in_order
 from packer.planner.shape import choose_shapes
 
 
@@ -46,8 +54,22 @@ def pack_pieces(
     return pieces, pack(pieces.lengths, pieces.owners, limits, config, key)
 
 
+def pack_stream(drawn: Draw, limits: Limits, config: PlanConfig, key: np.uint64) -> tuple[Draw, MicroBatches]:
+    """Pack all of a stream; return it, as the packing cut it, and the micro-batches."""
+    if config.packing == "wrapped":
+        return wrapped_in_order(drawn, limits)
+    lengths, owners = drawn.pieces.lengths, drawn.pieces.owners
+    return drawn, pack(lengths, owners, limits, config, key, phase_starts=drawn.phase_starts)
+
+
 def pack(
-    lengths: IntArray, owners: IntArray | None, limits: Limits, config: PlanConfig, key: np.uint64
+    lengths: IntArray,
+    owners: IntArray | None,
+    limits: Limits,
+    config: PlanConfig,
+    key: np.uint64,
+    *,
+    phase_starts: NDArray[np.int64] | None = None,
 ) -> MicroBatches:
     """Pack samples, none of which is cut for it, into micro-batches in the order in which these are to run.
 
@@ -57,12 +79,66 @@ def pack(
         limits: bounds of a micro-batch.
         config: the options.
         key: of all random choices.
+        phase_starts: the samples stand in a random order, in which they are to be used but for their
+            neighbourhood, and which phases begin where. None where the order is still to be made.
     """
-    if owners is None or not _exchanges(config):
-        return _pack(lengths, owners, limits, config, key)
+    if phase_starts is not None:
+        phase_starts = np.minimum(phase_starts, lengths.shape[1])
+    if owners is not None and _exchanges(config):
+        packs = _packed(lengths, None, limits, config, key, phase_starts)
+        packs = _parted(packs, lengths, owners, limits, config, key)
+    else:
+        packs = _packed(lengths, owners, limits, config, key, phase_starts)
+    # best-fit's packs stand in an order that is better than that of their pieces
+    is_in_order = phase_starts is None or config.packing == "best-fit"
+    return packs if is_in_order else in_order_of_pieces(packs, group_width(config))
+
+
+def pack_in_order(
+    lengths: IntArray, owners: IntArray | None, limits: Limits, config: PlanConfig
+) -> MicroBatches:
+    """Pack samples in the very order in which they stand, whatever packing the configuration names.
+
+    Args:
+        lengths: (K, n) int32 lengths of the samples, one row a budget.
+        owners: (n,) the sample of each piece, or its key; None where none is kept from another.
+        limits: bounds of a micro-batch.
+        config: the options.
+    """
+    return next_fit(
+        lengths,
+        owners,
+        limits,
+        order="sequential",
+        width=group_width(config),
+        same_seqlen=config.same_seqlen,
+        key=np.uint64(0),
+    )
+
+
+def _exchanges(config: PlanConfig) -> bool:
+    """Say whether samples of one key are parted once they are packed.
+
+    While they are packed, a sorted window or an order would end a micro-batch where a key comes again: too
+    early where keys are many and micro-batches large. An order that was asked for stays.
+    """
+    if config.no_repeat_key is None or config.order != "random":
+        return False
+    return config.layout == "padded" or config.packing == "next-fit"
+
+
+def _parted(
+    packs: MicroBatches,
+    lengths: IntArray,
+    owners: IntArray,
+    limits: Limits,
+    config: PlanConfig,
+    key: np.uint64,
+) -> MicroBatches:
+    """Part samples of one key that were packed together."""
     width = group_width(config)
     packs = keep_apart(
-        _pack(lengths, None, limits, config, key),
+        packs,
         lengths,
         owners,
         limits,
@@ -80,32 +156,38 @@ def pack(
     return replace(packs, starts=packs.starts[order], sizes=packs.sizes[order])
 
 
-def _exchanges(config: PlanConfig) -> bool:
-    """Say whether samples of one key are parted once they are packed.
-
-    While they are packed, a sorted window or an order would end a micro-batch where a key comes again: too
-    early where keys are many and micro-batches large. An order that was asked for stays.
-    """
-    if config.no_repeat_key is None or config.order != "random":
-        return False
-    return config.layout == "padded" or config.packing == "next-fit"
-
-
-def _pack(
-    lengths: IntArray, owners: IntArray | None, limits: Limits, config: PlanConfig, key: np.uint64
+def _packed(
+    lengths: IntArray,
+    owners: IntArray | None,
+    limits: Limits,
+    config: PlanConfig,
+    key: np.uint64,
+    phase_starts: NDArray[np.int64] | None,
 ) -> MicroBatches:
-    """Pack samples; those that may not meet are kept apart while they are packed."""
+    """Pack samples in an order of their own, or in that in which they stand.
+
+    Those that may not meet are kept apart while they are packed.
+    """
     width = group_width(config)
     if config.packing == "next-fit":
-        return _in_given_order(lengths, owners, limits, config, key)
+        return _in_given_order(lengths, owners, limits, config, key, phase_starts is not None)
     if len(lengths) > 1:
         return windowed_pairs(
-            lengths, limits, window=config.window, width=width, same_seqlen=config.same_seqlen, key=key
+            lengths,
+            limits,
+            window=config.window,
+            width=width,
+            same_seqlen=config.same_seqlen,
+            key=key,
+            phase_starts=phase_starts,
         )
     if config.packing == "mixed":
-        packs = mixed(lengths, owners, limits, key=key)
+        packs = mixed(lengths, owners, limits, key=key, phase_starts=phase_starts)
     elif config.packing == "best-fit":
-        packs = best_fit(lengths, limits, key=key)
+        if phase_starts is None:
+            packs = best_fit(lengths, limits, key=key)
+        else:
+            packs = best_fit_in_order(lengths, limits, phase_starts, key=key)
     else:
         packs = windowed(
             lengths,
@@ -115,12 +197,18 @@ def _pack(
             width=width,
             same_seqlen=config.same_seqlen,
             key=key,
+            phase_starts=phase_starts,
         )
-    return _amend(packs, config, lengths, owners, limits, key) if limits.packed else packs
+    return _amend(packs, config, lengths, owners, limits, key, phase_starts) if limits.packed else packs
 
 
 def _in_given_order(
-    lengths: IntArray, owners: IntArray | None, limits: Limits, config: PlanConfig, key: np.uint64
+    lengths: IntArray,
+    owners: IntArray | None,
+    limits: Limits,
+    config: PlanConfig,
+    key: np.uint64,
+    is_ordered: bool,
 ) -> MicroBatches:
     """Pack samples in their order; by length, what fills no step is not the longest, epoch after epoch."""
 
@@ -130,7 +218,7 @@ def _in_given_order(
             chosen,
             owners if owners is None or part is None else owners[part],
             limits,
-            order=config.order,
+            order="sequential" if is_ordered else config.order,
             width=group_width(config),
             same_seqlen=config.same_seqlen,
             key=key,
@@ -164,6 +252,7 @@ def _amend(
     owners: IntArray | None,
     limits: Limits,
     key: np.uint64,
+    phase_starts: NDArray[np.int64] | None,
 ) -> MicroBatches:
     """See to what a packing does not look at: who is in a row, and how many at least."""
     if owners is not None and config.packing != "mixed":
@@ -177,4 +266,6 @@ def _amend(
         )
         order = permutation(len(packs), subkey(key, 3))
         packs = replace(packs, starts=packs.starts[order], sizes=packs.sizes[order])
-    return with_company(packs, lengths, owners, limits, key=subkey(key, 4))
+    amended = with_company(packs, lengths, owners, limits, key=subkey(key, 4), phase_starts=phase_starts)
+    is_moved = owners is not None or amended is not packs
+    return in_order_of_pieces(amended, 1) if phase_starts is not None and is_moved else amended

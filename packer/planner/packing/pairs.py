@@ -5,7 +5,7 @@ from numpy.typing import NDArray
 
 from packer.kernels import pairs as kernels
 from packer.kernels.limits import Limits
-from packer.planner.order.orders import permutation, subkey
+from packer.planner.order.orders import id_dtype, permutation, subkey
 from packer.planner.order.threads import chunk_edges, run_chunks
 from packer.planner.packing.microbatches import IntArray, MicroBatches
 from packer.planner.packing.windowed import finish_windows, window_edges
@@ -16,7 +16,14 @@ _SUM_BITS = 40
 
 
 def windowed_pairs(
-    lengths: IntArray, limits: Limits, *, window: int, width: int, same_seqlen: bool, key: np.uint64
+    lengths: IntArray,
+    limits: Limits,
+    *,
+    window: int,
+    width: int,
+    same_seqlen: bool,
+    key: np.uint64,
+    phase_starts: NDArray[np.int64] | None = None,
 ) -> MicroBatches:
     """Pack samples of several lengths inside windows of a random order; see ``windowed``.
 
@@ -27,9 +34,15 @@ def windowed_pairs(
         width: 1, or the micro-batches of a step that must agree in shape.
         same_seqlen: whether that shape includes S.
         key: of the random order.
+        phase_starts: where phases begin, whose samples stay apart, and the samples stand in a random order in
+            which they are to be used; None where the order is still to be made.
     """
-    order = permutation(lengths.shape[1], key)
-    edges = window_edges(lengths, limits, window, width)
+    num_samples = lengths.shape[1]
+    if phase_starts is None:
+        order = permutation(num_samples, key)
+    else:
+        order = np.arange(num_samples, dtype=id_dtype(num_samples))
+    edges = window_edges(lengths, limits, window, width, phase_starts)
     order = order[_sorted_inside(lengths[:, order], limits, edges)]
     out = order.copy()
     stretches = np.empty((2, len(order)), np.int64)

@@ -14,7 +14,14 @@ from numpy.typing import NDArray
 from packer.kernels import windows as kernels
 from packer.kernels.bitmap import bitmap_levels
 from packer.kernels.limits import Limits
-from packer.planner.order.orders import permutation, shuffled_entries, split_entries, subkey, take
+from packer.planner.order.orders import (
+    entries_in_order,
+    permutation,
+    shuffled_entries,
+    split_entries,
+    subkey,
+    take,
+)
 from packer.planner.order.threads import run_chunks
 from packer.planner.packing.microbatches import IntArray, MicroBatches, compact_owners, concatenate, reindex
 from packer.planner.packing.next_fit import next_fit
@@ -32,6 +39,7 @@ def windowed(
     width: int,
     same_seqlen: bool,
     key: np.uint64,
+    phase_starts: NDArray[np.int64] | None = None,
 ) -> MicroBatches:
     """Pack samples inside windows of a random order.
 
@@ -43,17 +51,26 @@ def windowed(
         width: 1, or the micro-batches of a step that must agree in shape.
         same_seqlen: whether that shape includes S.
         key: of the random order.
+        phase_starts: where phases begin, whose samples stay apart, and the samples stand in a random order in
+            which they are to be used; None where the order is still to be made.
     """
-    packed = _pack_windows(lengths, owners, limits, window, width, key)
+    packed = _pack_windows(lengths, owners, limits, window, width, key, phase_starts)
     return finish_windows(packed, lengths, owners, limits, width=width, same_seqlen=same_seqlen, key=key)
 
 
 def _pack_windows(
-    lengths: IntArray, owners: IntArray | None, limits: Limits, window: int, width: int, key: np.uint64
+    lengths: IntArray,
+    owners: IntArray | None,
+    limits: Limits,
+    window: int,
+    width: int,
+    key: np.uint64,
+    phase_starts: NDArray[np.int64] | None,
 ) -> MicroBatches:
     """Pack every window; the micro-batches come window by window."""
-    entries = shuffled_entries(lengths[0], key)
-    edges = window_edges(lengths, limits, window, width)
+    is_made = phase_starts is not None
+    entries = entries_in_order(lengths[0]) if is_made else shuffled_entries(lengths[0], key)
+    edges = window_edges(lengths, limits, window, width, phase_starts)
     bits = max(1, int(lengths.max()).bit_length())  # a metric other than seqlen may be 0 everywhere
     budget = int(limits.budgets[0])
     owned = np.empty(0, np.int64) if owners is None else _counted(owners)
@@ -138,11 +155,17 @@ def finish_windows(
     return concatenate([replace(packed, leftover=leftover[:0]), reindex(tail, leftover)])
 
 
-def window_edges(lengths: IntArray, limits: Limits, window: int, width: int) -> NDArray[np.int64]:
+def window_edges(
+    lengths: IntArray,
+    limits: Limits,
+    window: int,
+    width: int,
+    phase_starts: NDArray[np.int64] | None = None,
+) -> NDArray[np.int64]:
     """Return the (W + 1,) edges of windows that hold about as many samples as ``window`` micro-batches do.
 
-    All windows hold whole units of ``width`` samples. The samples before the first edge fill no unit: the
-    order is random, so they are others in every epoch.
+    All windows hold whole units of ``width`` samples, none of two phases but for a unit. The samples before
+    the first edge fill no unit: the order is random, so they are others in every epoch.
     """
     num_samples = lengths.shape[1]
     per_microbatch = float(limits.max_samples)
@@ -153,7 +176,10 @@ def window_edges(lengths: IntArray, limits: Limits, window: int, width: int) -> 
     num_windows = max(1, min(num_units, round(num_samples / (window * per_microbatch))))
     edges: NDArray[np.int64] = np.arange(num_windows + 1, dtype=np.int64) * num_units // num_windows * width
     edges += num_samples - num_units * width
-    return edges
+    if phase_starts is None:
+        return edges
+    inside = edges[0] + np.maximum(phase_starts - edges[0], 0) // width * width
+    return np.union1d(edges, np.minimum(inside, edges[-1]))
 
 
 def _run_windows(

@@ -97,6 +97,8 @@ class BatchInfo(NamedTuple):
     """A masked copy: all labels are −100, and it counts for nothing."""
     is_repeat: bool
     """A repeated micro-batch, which trains and counts."""
+    sources: NDArray[np.int64]
+    """(n,) which of ``plan.sources`` each sample is of; 0 where the plan has one."""
 
 
 class Batch(dict[str, Any]):

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from packer.errors import ConfigError, LengthMismatchError, SourceError
 from packer.plan import MicroBatch, Plan
@@ -116,6 +117,7 @@ def collate_members(
     *,
     accum: int,
     counted: str | None,
+    sources: NDArray[np.int64],
 ) -> Collated:
     """Make a padded batch of each member, by its metric's name; the last one, the target, has the loss.
 
@@ -135,6 +137,7 @@ def collate_members(
         fields: Metric → the fields of that member.
         accum: The micro-batch's place in its step.
         counted: The member whose lengths the plan holds; see ``counted_member``.
+        sources: (n,) which of the plan's sources each sample is of.
 
     Raises:
         LengthMismatchError: A member has another length than planned, or is longer than its tensor.
@@ -181,6 +184,7 @@ def collate_members(
             shape=shape.size,
             is_filler=planned.is_filler,
             is_repeat=planned.is_repeat,
+            sources=sources,
         )
         batches[metric] = Batch(collated.tensors, info)
     return Collated(batches, collated.num_loss_tokens, collated.labels_from)

@@ -4,46 +4,19 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-import torch.utils.data
 
-from packer.errors import ConfigError, LengthMismatchError, PackerError, SourceChangedError, SourceError
-from packer.plan import MicroBatch, Plan
+from packer.errors import LengthMismatchError, PackerError, SourceError
+from packer.plan import MicroBatch
 from packer.runtime.batches.fields import INPUT_IDS, Fields, Sample
-from packer.runtime.batches.rows import reads_microbatches
 
 
-def require_dataset(dataset: Any, plan: Plan) -> None:
-    """Refuse what is no map-style data set, or has another number of samples than the plan was made for.
-
-    Raises:
-        ConfigError: Samples cannot be asked for by their ids.
-        SourceChangedError: The numbers differ.
-        ShardsError: It holds the micro-batches of another plan.
-    """
-    if reads_microbatches(dataset):
-        dataset.require_plan(plan.fingerprint)
-        return
-    if not hasattr(dataset, "__getitem__") or _is_iterable_only(dataset):
-        raise ConfigError(
-            f"a {type(dataset).__name__} cannot be asked for a sample by its id; give a data set with "
-            "dataset[sample_id], such as packer.open_dataset's"
-        )
-    if not hasattr(dataset, "__len__"):
-        return
-    if len(dataset) != plan.num_samples:
-        raise SourceChangedError(
-            f"the data set has {len(dataset):,} samples and the plan was made for {plan.num_samples:,}; "
-            "give the data set that was analyzed, or analyze and plan again"
-        )
-
-
-def _is_iterable_only(dataset: Any) -> bool:
-    """Torch's iterable data sets have ``__getitem__`` by inheritance alone."""
-    return isinstance(dataset, torch.utils.data.IterableDataset)
-
-
-def read_samples(dataset: Any, sample_ids: Sequence[int]) -> Sequence[Any]:
+def read_samples(dataset: Any, sample_ids: Sequence[int], noun: str = "sample") -> Sequence[Any]:
     """Read whole samples, all at once where the data set offers ``__getitems__``.
+
+    Args:
+        dataset: Map-style.
+        sample_ids: What to ask it for.
+        noun: What messages call that; a data set that is one source of a plan counts rows of its own.
 
     Raises:
         SourceError: The data set raised an error, or returned another number of samples.
@@ -60,7 +33,7 @@ def read_samples(dataset: Any, sample_ids: Sequence[int]) -> Sequence[Any]:
         raise
     except Exception as error:
         culprits = sample_ids if read_many is not None else sample_ids[len(samples) : len(samples) + 1]
-        raise _reading_failed(culprits, error) from error
+        raise _reading_failed(culprits, error, noun) from error
     if len(samples) != len(sample_ids):
         raise SourceError(
             f"the data set's __getitems__ returned {len(samples)} samples for the {len(sample_ids)} ids "
@@ -69,8 +42,8 @@ def read_samples(dataset: Any, sample_ids: Sequence[int]) -> Sequence[Any]:
     return samples
 
 
-def read_slice(dataset: Any, sample_id: int, start: int, stop: int) -> Any:
-    """Read a part of a sample from a data set that offers it.
+def read_slice(dataset: Any, sample_id: int, start: int, stop: int, noun: str = "sample") -> Any:
+    """Read a part of a sample from a data set that offers it; ``noun`` as for ``read_samples``.
 
     Raises:
         SourceError: The data set raised an error.
@@ -80,11 +53,11 @@ def read_slice(dataset: Any, sample_id: int, start: int, stop: int) -> Any:
     except PackerError:
         raise
     except Exception as error:
-        raise _reading_failed([sample_id], error) from error
+        raise _reading_failed([sample_id], error, noun) from error
 
 
-def _reading_failed(sample_ids: Sequence[int], error: Exception) -> SourceError:
-    what = f"sample {sample_ids[0]}" if len(sample_ids) == 1 else f"samples {_listed(sample_ids)}"
+def _reading_failed(sample_ids: Sequence[int], error: Exception, noun: str) -> SourceError:
+    what = f"{noun} {sample_ids[0]}" if len(sample_ids) == 1 else f"{noun}s {_listed(sample_ids)}"
     return SourceError(
         f"the data set raised {type(error).__name__} when asked for {what}: {error}; repair it, or plan "
         "again without what it cannot read (--sample-ids)"

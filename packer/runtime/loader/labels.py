@@ -1,5 +1,9 @@
 """The labels that a step delivers, held against those that the plan counted."""
 
+from collections.abc import Sequence
+
+from packer.plan import PlanSource
+from packer.plan.sources import with_rows
 from packer.runtime.batches.batch import Batch, BatchInfo, StepInfo
 
 
@@ -10,9 +14,12 @@ class LabelCheck:
     only, what one rank has of it may not be more, and if it has all of it, not less.
     """
 
-    def __init__(self, step: StepInfo, *, has_all: bool, are_counted: bool) -> None:
+    def __init__(
+        self, step: StepInfo, *, has_all: bool, are_counted: bool, sources: Sequence[PlanSource]
+    ) -> None:
         """Begin with a step, of which this rank has all or not; its plan was made with labels or without."""
         self._step = step
+        self._sources = sources
         self._has_all = has_all
         self._are_counted = are_counted
         self.num_loss_tokens = 0
@@ -27,7 +34,8 @@ class LabelCheck:
             return
         self.num_loss_tokens += info.num_loss_tokens
         if self.complaint is None and info.num_loss_tokens != info.planned_loss_tokens:
-            self.complaint = self._complaint_about(info, is_last=is_last)
+            complaint = self._complaint_about(info, is_last=is_last)
+            self.complaint = None if complaint is None else with_rows(complaint, self._sources)
 
     def _complaint_about(self, info: BatchInfo, *, is_last: bool) -> str | None:
         planned = self._step.planned_loss_tokens

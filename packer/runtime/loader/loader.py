@@ -13,8 +13,8 @@ from packer.runtime.batches.batch import Batch, StepInfo
 from packer.runtime.batches.collate import Collator
 from packer.runtime.batches.fields import INPUT_IDS, Fields, Sample
 from packer.runtime.batches.pairs import packed_members
-from packer.runtime.batches.pieces import require_dataset
 from packer.runtime.batches.segments import Segments
+from packer.runtime.batches.sources import dataset_of
 from packer.runtime.loader.device import to_device
 from packer.runtime.loader.labels import LabelCheck
 from packer.runtime.loader.order import LargestFirst, open_epoch, require_free_order
@@ -80,7 +80,8 @@ class PlanLoader:
             plan: What ``load_plan`` or ``make_plan`` gave, or the plan's directory.
             dataset: ``dataset[sample_id]`` → mapping with ``input_ids`` and further fields; ``__getitems__``
                 and, for cut samples and slices, ``read_slice(sample_id, start, stop)`` are used where
-                offered.
+                offered. For a plan of named sources a mapping of such data sets by these names, each with
+                ids of its own from 0, or one data set whose ids count through all of them.
             dp_rank: This rank's data-parallel place; with ``dp_size``. Where neither is given, they come
                 from ``mesh`` or ``torch.distributed``.
             dp_size: Data-parallel ranks.
@@ -119,7 +120,8 @@ class PlanLoader:
         Raises:
             ConfigError: The rank is not known, or arguments contradict each other or the running world.
             PlanError: The plan cannot be played on this topology.
-            SourceChangedError: The data set has another number of samples than the plan was made for.
+            SourceChangedError: The data set, or that of a source, has another number of samples than the plan
+                was made for, or was opened with other metrics.
         """
         plan = plan if isinstance(plan, Plan) else load_plan(plan)
         if num_workers < 0:
@@ -156,7 +158,7 @@ class PlanLoader:
         self.grad_accum = grad_accum_for(self._at.dp_size, plan.dp_size, plan.grad_accum)
         """Micro-batches of this rank in a step."""
         require_divisible(plan.config, self._at.sp_size, shard, ragged=ragged)
-        require_dataset(dataset, plan)
+        dataset = dataset_of(plan, dataset)
         try:
             self.device = None if device is None else torch.device(device)
         except RuntimeError as error:
@@ -375,6 +377,7 @@ class PlanLoader:
                 info,
                 has_all=share.num_parts == 1 and not first,
                 are_counted=self.plan.header["loss_tokens"] == "labels",
+                sources=self.plan.sources,
             )
             step = Step(info, accums, stream, share=share, labels=labels)
             yield step

@@ -10,6 +10,7 @@ import torch
 
 from packer.errors import ConfigError, PackerError, SourceError
 from packer.plan import Epoch, MicroBatch, Plan
+from packer.plan.sources import with_rows
 from packer.runtime.batches.batch import Batch, BatchInfo, LabelsFrom
 from packer.runtime.batches.collate import (
     Collated,
@@ -28,6 +29,7 @@ from packer.runtime.batches.pairs import (
 from packer.runtime.batches.pieces import read_pieces, read_samples
 from packer.runtime.batches.rows import MicroBatchDataset, read_row, reads_microbatches
 from packer.runtime.batches.segments import Segments
+from packer.runtime.batches.sources import sources_of_samples
 from packer.runtime.loader.order import LargestFirst, open_epoch, planned_row
 from packer.runtime.loader.progress import Place, Read
 from packer.runtime.loader.randomness import Randomness
@@ -102,7 +104,7 @@ class MicroBatchReader:
             batch = self.make(place, self.row_of(place), in_worker=in_worker)
             return Read(place, batch, self._signature if self._fields_of else self._fields.signature)
         except PackerError as error:
-            return Read(place, error)
+            return Read(place, self._with_rows(error))
         except Exception as error:
             wrong = SourceError(
                 f"micro-batch {place.accum} of step {place.step} could not be made: {type(error).__name__}: "
@@ -110,6 +112,15 @@ class MicroBatchReader:
             )
             wrong.__cause__ = error
             return Read(place, wrong)
+
+    def _with_rows(self, error: PackerError) -> PackerError:
+        """Return an error that says which source's row a sample is."""
+        told = with_rows(str(error), self._plan.sources)
+        if told == str(error):
+            return error
+        located = type(error)(told)
+        located.__cause__ = error.__cause__
+        return located
 
     @property
     def _signature(self) -> tuple[Any, ...]:
@@ -167,6 +178,7 @@ class MicroBatchReader:
             shape.size,
             planned.is_filler,
             planned.is_repeat,
+            sources_of_samples(self._plan.sources, planned.sample_ids),
         )
         tensors = collated.tensors
         if self._segments is not None and "cu_seqlens" in tensors:
@@ -212,6 +224,7 @@ class MicroBatchReader:
                 self._fields_of,
                 accum=accum,
                 counted=self._counted_member,
+                sources=sources_of_samples(self._plan.sources, planned.sample_ids),
             )
         if self._packed_members:
             samples = read_samples(dataset, planned.sample_ids.tolist())

@@ -156,6 +156,22 @@ def gradients(folder: str) -> dict[str, Any]:
     }
 
 
+def mixture(folder: str) -> dict[str, Any]:
+    """Two sources by share for a number of steps: the first step's gradient, and how many there are."""
+    whole = tiny.Tokens()
+    sources = {"web": torch.utils.data.Subset(whole, range(40))}
+    sources["code"] = torch.utils.data.Subset(whole, range(40, 60))
+    lengths = {name: [len(sample["input_ids"]) for sample in data] for name, data in sources.items()}
+    mix = {"mix": {"web": 0.5, "code": 0.5}, "total_steps": 6}
+    plan = make_plan(lengths, PlanConfig(dp_size=2, grad_accum=2, max_tokens=40, **mix))
+    expected = tiny.step_gradient(whole, tiny.step_samples(plan))
+    first = one_step(folder, sources, plan, expected=expected)
+    trainer = make_trainer(folder, sources, plan, learning_rate=1e-3, num_train_epochs=1)
+    trainer.train()
+    passes = [source.num_passes for source in plan.sources]
+    return {"first": first, "steps": trainer.state.global_step, "passes": passes}
+
+
 def schedules(folder: str) -> dict[str, Any]:
     """The factor under several schedules, over two epochs, with evaluation at each epoch's end."""
     data = tiny.Tokens()

@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from packer.plan import PlannedEpoch, load_plan, write_plan
-from packer.plan.sources import PlanSource
+from packer.plan import PlannedEpoch, PlanSource, load_plan, write_plan
 from packer.runtime import PlanLoader
 from tests import plans
 

@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 from packer.errors import PlanError
-from packer.plan import Plan, load_plan, write_plan
-from packer.plan.sources import PlanSource
+from packer.plan import Plan, PlanSource, load_plan, write_plan
 from packer.runtime import PlanLoader
 from tests import plans
 

@@ -160,6 +160,29 @@ def test_the_inner_schedule_advances_with_what_was_consumed(by: Any) -> None:
     assert optimizer.param_groups[0]["lr"] == 0
 
 
+@pytest.mark.parametrize("dp_size", [1, 2])
+def test_a_schedule_over_tokens_goes_on_after_a_resume_on_another_topology(dp_size: int) -> None:
+    plan = make_plan([2, 30, 4, 4, 9, 9, 20, 20, 1, 1, 5, 6], steps=3, dp_size=2)
+    advanced = []
+    state: Any = None
+    for index in range(3):
+        size = 2 if index == 0 else dp_size
+        loader = PlanLoader(plan, Tokens([2, 30, 4, 4, 9, 9, 20, 20, 1, 1, 5, 6]), dp_rank=0, dp_size=size)
+        optimizer = two_groups()
+        scheduler = PlanLR(warm_up(optimizer), plan, loader, by="tokens")
+        if state is not None:
+            loader.load_state_dict(state[0])
+            scheduler.load_state_dict(state[1])
+        list(next(iter(loader)))
+        update(optimizer)
+        scheduler.step()
+        state = loader.state_dict(), scheduler.state_dict()
+        advanced.append(scheduler.last_epoch)
+    sizes = [plan.epoch(0).step(step).num_tokens for step in range(3)]
+    assert advanced == [3 * sum(sizes[: step + 1]) // sum(sizes) for step in range(3)]
+    assert len(loader) == advanced[-1] == 3
+
+
 def test_rates_in_tensors_keep_their_identity() -> None:
     rate = torch.tensor(0.1, dtype=torch.float64)
     optimizer = SGD([torch.nn.Parameter(torch.zeros((), dtype=torch.float64))], lr=rate)
