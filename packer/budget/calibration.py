@@ -5,6 +5,7 @@ import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -18,7 +19,7 @@ from packer.budget.command import plan_command
 from packer.budget.device import Device, open_device
 from packer.budget.findings import Calibration, Measured
 from packer.budget.rehearsal import MARGIN, usable_bytes
-from packer.budget.search import Search, find_largest
+from packer.budget.search import Search, confirm_largest, find_largest
 from packer.budget.snapshot import Stateful
 from packer.budget.stage import Training, gigabytes
 from packer.budget.trial import Bench, Speed
@@ -156,6 +157,9 @@ def _search(bench: Bench, clock: _Clock) -> Search:
         upcoming = search.next_budget()
         if upcoming is not None and _PLAYS * bench.seconds_of(upcoming) > clock.left(_SEARCH_SHARE):
             break
+    for trial in confirm_largest(search, partial(bench.try_budget, every_extreme=True), first):
+        if not trial.fits and search.largest is None:
+            raise PlanError(_nothing_fits(bench, first))
     return search
 
 

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from packer.budget.trial import Trial
 
@@ -83,6 +83,27 @@ class Search:
         """Whether a larger budget made no larger tensor: of all samples, or by another option."""
         fitting = sorted((one for one in self.trials if one.fits), key=lambda one: one.budget)
         return len(fitting) > 1 and fitting[-1].largest_area <= fitting[-2].largest_area
+
+
+def confirm_largest(search: Search, try_budget: Callable[[int], Trial], least: int) -> Iterator[Trial]:
+    """Try the largest budget anew, as a run plays it, and smaller ones until one goes through; yield each.
+
+    Args:
+        search: what is known.
+        try_budget: as thoroughly as a run does.
+        least: no smaller budget is tried.
+    """
+    while (largest := search.largest) is not None:
+        trial = try_budget(largest.budget)
+        search.trials.remove(largest)
+        search.trials.append(trial)
+        yield trial
+        if trial.fits:
+            return
+        smaller = search.rounded(largest.budget * (1 - RESOLUTION))
+        known = search.largest
+        if smaller >= least and (known is None or smaller > known.budget):
+            search.trials.append(replace(largest, budget=smaller))
 
 
 def find_largest(search: Search, try_budget: Callable[[int], Trial], first: int) -> Iterator[Trial]:

@@ -106,8 +106,13 @@ class Bench:
         rates = [seconds / size.area for size, seconds in zip(self.sizes, self.seconds, strict=True)]
         return rates[-1] * budget
 
-    def try_budget(self, budget: int) -> Trial:
+    def try_budget(self, budget: int, *, every_extreme: bool = False) -> Trial:
         """Play the extremes of a budget's plan, and the largest again when the others have left fragments.
+
+        Args:
+            budget: Tokens of a micro-batch.
+            every_extreme: Those too that take less than the largest by what is known: each shape leaves
+                fragments of its own. Without, they are left out as soon as that can be told.
 
         Raises:
             PackerError: There is no such plan.
@@ -117,7 +122,8 @@ class Bench:
         largest_area = extremes[-1].area
         self._device.release()
         highest = Peak(0, 0)
-        for extreme in [*self._worth_playing(extremes), extremes[-1]]:
+        played = extremes if every_extreme else self._worth_playing(extremes)
+        for extreme in [*played, extremes[-1]]:
             peak = self._play(batches, extreme)
             if peak is None:
                 return Trial(budget=budget, fits=False, peak=None, largest_area=largest_area)

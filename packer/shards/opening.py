@@ -10,19 +10,22 @@ from packer.samples import open_dataset as open_samples
 from packer.shards.dataset import ShardDataset
 from packer.shards.format import is_shards
 from packer.shards.reader import ShardReader
-from packer.sources import Source
+from packer.sources import Given, Source
 from packer.sources.location import Location, from_user
 
 PathLike = str | os.PathLike[str]
 
 
 def open_dataset(
-    source: Source | PathLike | Sequence[PathLike],
+    source: Source | Given | Sequence[Given],
     *,
     metrics: Metrics | PathLike | None = None,
     definition: LengthDefinition | None = None,
     fields: Sequence[str] | Mapping[str, str] = (),
+    length_field: str | None = None,
+    documents: bool = False,
     tokenizer: str | None = None,
+    cache_bytes: int | None = None,
 ) -> Dataset | ShardDataset:
     """Open a data set for training: ``dataset[sample_id]`` gives ``input_ids`` and the fields beside them.
 
@@ -38,8 +41,13 @@ def open_dataset(
             is the token files that were written beside it.
         definition: what the length of a row is; instead of ``metrics``.
         fields: further token-aligned list columns to deliver; ``{name: column}`` names them otherwise.
-            Where a length column was measured, ``{"input_ids": column}`` says where the tokens are.
+            Where a length column was measured, ``{"input_ids": column}`` says where the tokens are; where
+            several were, ``{metric: column}`` does.
+        length_field: the name of what is counted: features, say, where a length column was measured;
+            default: ``input_ids``, or of features their column's name.
+        documents: of a ``.bin/.idx`` source: a sample is a document, not a sequence; metrics say so.
         tokenizer: where the tokenizer is on this machine; it must be the one that was used for the lengths.
+        cache_bytes: what each process keeps of row groups and other blocks that it decoded; default: 256 MiB.
 
     Returns:
         A map-style data set that pickles as paths; of shards a `ShardDataset`.
@@ -53,17 +61,31 @@ def open_dataset(
     folder = _shards_folder(source)
     if folder is None:
         return open_samples(
-            source, metrics=metrics, definition=definition, fields=fields, tokenizer=tokenizer
+            source,
+            metrics=metrics,
+            definition=definition,
+            fields=fields,
+            length_field=length_field,
+            documents=documents,
+            tokenizer=tokenizer,
+            cache_bytes=cache_bytes,
         )
-    given = {"metrics": metrics, "definition": definition, "tokenizer": tokenizer}
+    given = {
+        "metrics": metrics,
+        "definition": definition,
+        "length_field": length_field,
+        "documents": documents or None,
+        "tokenizer": tokenizer,
+        "cache_bytes": cache_bytes,
+    }
     if named := [name for name, value in given.items() if value is not None]:
         raise ConfigError(
-            f"{folder.path} holds shards, which say themselves what a sample is; leave {named[0]}= out"
+            f"{folder.path} holds shards, which say themselves what they hold; leave {named[0]}= out"
         )
     return ShardDataset(ShardReader(folder), fields)
 
 
-def _shards_folder(source: Source | PathLike | Sequence[PathLike]) -> Location | None:
+def _shards_folder(source: Source | Given | Sequence[Given]) -> Location | None:
     """Return the folder of shards that is meant, the same wherever the process goes."""
     if isinstance(source, Sequence) and not isinstance(source, str) and len(source) == 1:
         source = source[0]

@@ -9,6 +9,7 @@ from packer.sources.location import Location
 _MARKERS = ("manifest.json", "plan.json", "export.json")
 _SHARDS = "shards.json"
 _OURS = re.compile(rb'"format":\s*"packer-')
+BLOCKS_FILE = "blocks.arrow"
 _MARKER_BYTES = 1 << 10
 """The format is the first thing that a marker says."""
 _METRIC_FILE = re.compile(r".+_(sample_to_metric|index_to_metric|index_to_sample(_percentile_merged)?)\.idx")
@@ -23,9 +24,10 @@ def without_outputs(files: Sequence[Location], root: Location) -> list[Location]
     """
     folders = {file.folder().path for file in files if file.name in (*_MARKERS, _SHARDS) and _is_ours(file)}
     outputs = tuple(f"{folder}/" for folder in folders - {root.path.rstrip("/")})
-    return [
-        file for file in files if not (_METRIC_FILE.fullmatch(file.name) or file.path.startswith(outputs))
-    ]
+    metrics = [file for file in files if _METRIC_FILE.fullmatch(file.name)]
+    # beside the folders of the metrics, whose manifest may be lost
+    ours = {*metrics, *(file.folder().folder().joined(BLOCKS_FILE) for file in metrics)}
+    return [file for file in files if file not in ours and not file.path.startswith(outputs)]
 
 
 def refuse_output(folder: Location) -> None:

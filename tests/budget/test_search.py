@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from packer.budget import Peak
-from packer.budget.search import RESOLUTION, Search, find_largest
+from packer.budget.search import RESOLUTION, Search, confirm_largest, find_largest
 from packer.budget.trial import Trial
 
 USABLE = 1_000_000_000
@@ -91,3 +91,22 @@ def test_a_first_budget_that_does_not_fit_ends_the_search() -> None:
     found, trials = search(lambda budget: 2 * USABLE, constant=0, first=512)
     assert found.largest is None
     assert len(trials) == 1
+
+
+@pytest.mark.parametrize("most", [9_990, 9_800, 5_000, 2_000, 999])
+def test_what_fits_alone_and_not_among_all_the_others_is_given_up(most: int) -> None:
+    """A budget whose largest micro-batch fits may fail as a run plays it, with what the others leave."""
+
+    def thoroughly(budget: int) -> Trial:
+        return Trial(budget=budget, fits=budget <= most, peak=Peak(budget, budget), largest_area=budget)
+
+    found = Search(constant=0.0, usable=10_000.0, rounded=int)
+    fitting = [Trial(budget=n, fits=True, peak=Peak(n, n), largest_area=n) for n in (1_000, 4_000, 10_000)]
+    found.trials.extend(fitting)
+    list(confirm_largest(found, thoroughly, 1_000))
+    largest = found.largest
+    if most < 1_000:
+        assert largest is None
+    else:
+        assert largest is not None
+        assert most * (1 - 2 * RESOLUTION) < largest.budget <= most
