@@ -9,10 +9,12 @@ from typing import Any
 import click
 
 from packer.jobs.progress import Progress
+from packer.plan import load_plan
 from packer.shards.materialize import COMPRESSIONS, SHARD_BYTES, Materialized
 from packer.shards.materialize import materialize as write_shards
 from packer.wording import counted, in_bytes
 
+from .inputs import by_source, metrics_by_source
 from .options import GroupedCommand, grouped
 from .progress import ProgressDisplay, compact
 from .terminal import COMMAND, print_lines
@@ -25,7 +27,7 @@ OUTPUT = "Output"
 
 @click.command(cls=GroupedCommand)
 @click.argument("plan", type=click.Path(path_type=Path), metavar="PLAN")
-@click.argument("sources", nargs=-1, required=True, metavar="SOURCE...")
+@click.argument("sources", nargs=-1, required=True, metavar="[NAME=]SOURCE...")
 @grouped(
     OUTPUT, "--out", required=True, metavar="DIR|URL", help="Folder to make, here or in an object store."
 )
@@ -58,8 +60,11 @@ OUTPUT = "Output"
 @grouped(
     SAMPLES,
     "--metrics",
-    type=click.Path(path_type=Path),
-    help="The metrics that the plan was made from: they know where the tokenizer is.",
+    "directories",
+    multiple=True,
+    metavar="[NAME=]METRICS",
+    help="The metrics that the plan was made from: they know where the tokenizer is. Of a plan of several "
+    "sources one for each, by name.",
 )
 @grouped(SAMPLES, "--tokenizer", metavar="FILE|DIR", help="Where the tokenizer of texts and chats is.")
 @grouped(
@@ -93,6 +98,7 @@ OUTPUT = "Output"
 def materialize(
     plan: Path,
     sources: tuple[str, ...],
+    directories: tuple[str, ...],
     out: str,
     keep_columns: tuple[str, ...],
     tokens_column: str | None,
@@ -109,11 +115,13 @@ def materialize(
     packer materialize plan x.parquet --out shards --workers 4
     packer verify plan --shards shards --source x.parquet
     """  # noqa: D301 (the escape is click's)
+    opened = load_plan(plan)
     with ProgressDisplay("reading") as display:
         result = write_shards(
-            plan,
-            list(sources),
+            opened,
+            by_source(sources, opened),
             out=out,
+            metrics=metrics_by_source(directories, opened),
             fields={} if tokens_column is None else {"input_ids": tokens_column},
             keep_columns=list(keep_columns) or None,
             progress=partial(_show, display),

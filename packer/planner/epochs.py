@@ -229,6 +229,11 @@ class EpochPlanner:
             strict = self._mixer(epoch, is_strict=True)
             assert strict is not None
             composed = self._compose_in_turn(epoch, limits, strict)
+            if composed.num_met and self.config.packing == "wrapped":
+                raise ConfigError(
+                    "--packing wrapped would bring a sample into one step twice, of a source that is hardly "
+                    "larger than a step; choose --packing mixed, or make the steps smaller"
+                )
         unreached = mixer.newest_unused(*composed.reached, self._passes(mixer, composed))
         if not len(unreached):
             return composed

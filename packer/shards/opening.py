@@ -2,35 +2,69 @@
 
 import os
 from collections.abc import Mapping, Sequence
+from typing import Any, overload
 
 from packer.errors import ConfigError
 from packer.metrics import Metrics
 from packer.samples import Dataset, LengthDefinition
 from packer.samples import open_dataset as open_samples
+from packer.samples.opening import Fields, SourceLike
 from packer.shards.dataset import ShardDataset
 from packer.shards.format import is_shards
 from packer.shards.reader import ShardReader
-from packer.sources import Given, Source
 from packer.sources.location import Location, from_user
 
 PathLike = str | os.PathLike[str]
 
 
+@overload
 def open_dataset(
-    source: Source | Given | Sequence[Given],
+    source: Mapping[str, SourceLike],
+    *,
+    metrics: Mapping[str, Metrics | PathLike] | None = None,
+    definition: LengthDefinition | Mapping[str, LengthDefinition] | None = None,
+    fields: Fields | Mapping[str, Fields] = (),
+    length_field: str | Mapping[str, str] | None = None,
+    documents: bool = False,
+    tokenizer: str | Mapping[str, str] | None = None,
+    cache_bytes: int | None = None,
+) -> dict[str, Dataset]: ...
+
+
+@overload
+def open_dataset(
+    source: SourceLike,
     *,
     metrics: Metrics | PathLike | None = None,
     definition: LengthDefinition | None = None,
-    fields: Sequence[str] | Mapping[str, str] = (),
+    fields: Fields = (),
     length_field: str | None = None,
     documents: bool = False,
     tokenizer: str | None = None,
     cache_bytes: int | None = None,
-) -> Dataset | ShardDataset:
+) -> Dataset | ShardDataset: ...
+
+
+def open_dataset(
+    source: Any,
+    *,
+    metrics: Any = None,
+    definition: Any = None,
+    fields: Any = (),
+    length_field: Any = None,
+    documents: bool = False,
+    tokenizer: Any = None,
+    cache_bytes: int | None = None,
+) -> Dataset | ShardDataset | dict[str, Dataset]:
     """Open a data set for training: ``dataset[sample_id]`` gives ``input_ids`` and the fields beside them.
 
     What the ids are comes from ``metrics``, the directory that ``packer analyze`` wrote, or from
     ``definition``; a ``.bin/.idx`` source needs neither. Every row gives as many ids as were counted.
+
+    For a plan of several sources give mappings by their names: the data sets come under the same names, as
+    ``PlanLoader`` takes them. ``definition``, ``fields``, ``length_field`` and ``tokenizer`` may be one for
+    all. Where one of the data sets has ``labels``, all deliver them, those that train on every token the ids
+    themselves.
 
     Shards of ``packer materialize`` say themselves what they hold. They are asked for micro-batches of
     their plan, which is what ``PlanLoader`` does, not for samples.
@@ -50,7 +84,8 @@ def open_dataset(
         cache_bytes: what each process keeps of row groups and other blocks that it decoded; default: 256 MiB.
 
     Returns:
-        A map-style data set that pickles as paths; of shards a `ShardDataset`.
+        A map-style data set that pickles as paths; of a mapping such data sets by name; of shards a
+        `ShardDataset`.
 
     Raises:
         ConfigError: nothing says what the ids are, or the tokenizer is another one.
@@ -60,7 +95,7 @@ def open_dataset(
     """
     folder = _shards_folder(source)
     if folder is None:
-        return open_samples(
+        opened: Dataset | dict[str, Dataset] = open_samples(
             source,
             metrics=metrics,
             definition=definition,
@@ -70,6 +105,7 @@ def open_dataset(
             tokenizer=tokenizer,
             cache_bytes=cache_bytes,
         )
+        return opened
     given = {
         "metrics": metrics,
         "definition": definition,
@@ -85,7 +121,7 @@ def open_dataset(
     return ShardDataset(ShardReader(folder), fields)
 
 
-def _shards_folder(source: Source | Given | Sequence[Given]) -> Location | None:
+def _shards_folder(source: Any) -> Location | None:
     """Return the folder of shards that is meant, the same wherever the process goes."""
     if isinstance(source, Sequence) and not isinstance(source, str) and len(source) == 1:
         source = source[0]

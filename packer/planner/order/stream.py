@@ -274,6 +274,8 @@ class Mixer:
         in_microbatch = min(self.config.max_samples or count, max(self.config.budgets.values()) * per_token)
         reach = REACH[str(self.config.packing)] + 2 * self.config.window * in_microbatch
         is_enough = num_pieces >= 2 * in_microbatch * used / count
+        if self.config.packing == "wrapped":
+            self._refuse_small((used > num_pieces) & ~is_enough)
         if starts is not None and starts.any():
             assert self.chosen.ids is not None  # cut samples are several pieces each
             is_next = np.diff(self.chosen.ids, append=-1) == 0
@@ -281,6 +283,15 @@ class Mixer:
             return np.where(is_enough[sources] | is_several[places], ids, -1)
         may_meet = is_enough & (used > num_pieces) & (num_pieces < 2 * reach * used / count)
         return np.where(may_meet[sources], places, -1) if may_meet.any() else None
+
+    def _refuse_small(self, is_small: NDArray[np.bool_]) -> None:
+        """Refuse to wrap a source that a row would hold twice: a sample could meet a part of itself."""
+        for source in (source for source, small in zip(self.sources, is_small, strict=True) if small):
+            raise ConfigError(
+                f"--packing wrapped fills rows with whatever comes next, and {source.label} is so small that "
+                "a row would hold a sample of it once more; choose --packing mixed, lower its share or passes, "
+                "or lower --max-tokens"
+            )
 
     def stream(self, epoch: int) -> Draw:
         """Return the stream of an epoch that passes through the sources as often as was asked."""

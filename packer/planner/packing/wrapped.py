@@ -58,12 +58,20 @@ def wrapped_in_order(drawn: Draw, limits: Limits) -> tuple[Draw, MicroBatches]:
     pieces = Draw(
         pieces=cut,
         sources=drawn.sources[documents],
-        places=drawn.places[documents],
+        places=_parts(drawn.places[documents], cut),
         pass_sizes=drawn.pass_sizes,
         phase_starts=np.searchsorted(np.maximum.accumulate(documents), drawn.phase_starts),
         cut_from=CutFrom(drawn, documents),
     )
     return pieces, rows
+
+
+def _parts(places: IntArray, cut: Pieces) -> IntArray:
+    """Number what pieces are of: those of several passes are alike where they begin at one token."""
+    assert cut.starts is not None
+    parts = places.astype(np.int64) << 31 | cut.starts
+    numbers: IntArray = np.unique(parts, return_inverse=True)[1].astype(places.dtype)
+    return numbers
 
 
 def _cut(pieces: Pieces, entries: NDArray[np.int64], limits: Limits) -> tuple[Pieces, IntArray, MicroBatches]:
