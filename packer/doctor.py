@@ -28,7 +28,7 @@ DISTRIBUTION = "microbatch-packer"
 _REQUIREMENT = re.compile(
     r"(?P<name>[\w.-]+)(?:\[.*?\])?\s*\(?(?P<bound>[^;)]*)\)?(?:.*extra\s*==\s*['\"](?P<extra>[\w-]+))?"
 )
-_EXTRAS_OF_DEVELOPERS = ("dev", "docs", "frameworks")
+_EXTRAS_OF_DEVELOPERS = ("dev", "docs", "frameworks", "release")
 
 SEQLENS = np.arange(1, 2001, dtype=np.int64) ** 2 % 509 + 1
 """Lengths that any machine computes alike."""

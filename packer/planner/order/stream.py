@@ -289,8 +289,8 @@ class Mixer:
         for source in (source for source, small in zip(self.sources, is_small, strict=True) if small):
             raise ConfigError(
                 f"--packing wrapped fills rows with whatever comes next, and {source.label} is so small that "
-                "a row would hold a sample of it once more; choose --packing mixed, lower its share or passes, "
-                "or lower --max-tokens"
+                "a row would hold a sample of it once more; choose --packing mixed, lower its share or "
+                "passes, or lower --max-tokens"
             )
 
     def stream(self, epoch: int) -> Draw:
