@@ -102,13 +102,20 @@ class SourceRules:
     def _available(self, epoch: int) -> NDArray[np.int64]:
         """Return (sources,) how many samples an epoch may plan at all."""
         available = np.array([source.num_samples for source in self._sources], np.int64)
+        # what no epoch plans has one line, what was trained before one for each pass; both may be parts
+        lost: list[NDArray[np.int64]] = [np.empty((3, 0), np.int64)]
         for part in self._plan.dropped():
-            never = (part.epoch == -1) & (part.num_tokens == part.seqlen)
-            np.subtract.at(available, source_of(part.sample_id[never], self._sources), 1)
-            before = (part.reason == _TRAINED) & (part.epoch == epoch) & (part.num_tokens == part.seqlen)
-            trained = np.unique(part.sample_id[before])  # a line for each pass
-            np.subtract.at(available, source_of(trained, self._sources), 1)
-        return available
+            never, trained = part.epoch == -1, (part.reason == _TRAINED) & (part.epoch == epoch)
+            passes = np.maximum(self._passes[source_of(part.sample_id, self._sources)], 1)
+            tokens = part.num_tokens * np.where(never, passes, 1)
+            rows = np.stack([part.sample_id.astype(np.int64), tokens, part.seqlen * passes])
+            lost.append(rows[:, never | trained])
+        ids, tokens, whole = np.concatenate(lost, axis=1)
+        ids, firsts, names = np.unique(ids, return_index=True, return_inverse=True)
+        sums = np.zeros(len(ids), np.int64)
+        np.add.at(sums, names, tokens)
+        gone = ids[sums >= whole[firsts]]
+        return available - np.bincount(source_of(gone, self._sources), minlength=len(self._sources))
 
     def _pieces_of_steps(self, epoch: int) -> Iterator[tuple[int, NDArray[np.int64], NDArray[np.int64]]]:
         """Yield the pieces of some whole steps at a time, in order.

@@ -43,7 +43,7 @@ def parsed(command: str) -> PlanConfig:
     program, name, *words = shlex.split(command)
     assert (program, name) == ("packer", "plan")
     options = plan.make_context("plan", words).params
-    for other in ("metrics", "out", "overwrite", "as_json", "pipeline"):
+    for other in ("metrics", "out", "overwrite", "as_json", "pipeline", "trained"):
         options.pop(other)
     return PlanConfig(**options)
 
