@@ -169,7 +169,8 @@ def _drops(summary: PlanSummary) -> Table | None:
     whole = summary.offered_samples
     for reason, counts in by_tokens(summary.dropped):
         samples = counts["num_samples"]
-        table.add_row(reason, f"{samples:,}", percent(samples / whole), amount(counts["num_tokens"]))
+        share = percent(samples / whole) if whole else ""
+        table.add_row(reason, f"{samples:,}", share, amount(counts["num_tokens"]))
     return table
 
 

@@ -374,7 +374,7 @@ def _notes(plan: Plan, lr_scale: Distribution | None, tokens: Distribution | Non
     yield from _key_notes(plan)
     unfilled = _dropped(plan).get("remainder", {"num_samples": 0})["num_samples"]
     offered = sum(each.num_samples * each.num_passes for each in plan.sources) * plan.num_epochs
-    if unfilled > LARGE_REMAINDER * offered:
+    if offered and unfilled > LARGE_REMAINDER * offered:
         share = unfilled / offered
         yield (
             f"{share:.0%} of the samples fill no step and are dropped; --remainder keep or fill keeps them, "
