@@ -131,7 +131,10 @@ class ArrowPart(Part):
     def blocks(self, columns: Sequence[str]) -> PartBlocks:
         """Return the record batches, all columns counted; a stream with dictionaries is one block."""
         with self.location.open() as file, reading(self.location):
-            sizes = [decoded_bytes(file, batch) for batch in self._batches]
+            try:
+                sizes = [decoded_bytes(file, batch) for batch in self._batches]
+            except SourceError as error:
+                raise SourceError(f"{self.location.path}: {error}") from error
         rows, num_bytes = np.diff(self._first_rows), np.array(sizes, np.int64)
         if self._in_order:
             rows, num_bytes = rows.sum(keepdims=True), num_bytes.sum(keepdims=True)
