@@ -99,7 +99,13 @@ class WebDatasetPart(Part):
             for field, owner in keys
             if field.name not in types and names.count(field.name) == 1
         ]
-        self._schema = pa.schema([*types.items(), *(field for field, _ in free)])
+        try:
+            self._schema = pa.schema([*types.items(), *(field for field, _ in free)])
+        except UnicodeEncodeError as error:
+            raise SourceError(
+                f"{self.location.path}: a member or key is named {error.object!r}, which is not UTF-8; "
+                "rename it"
+            ) from error
         self._owners = {field.name: owner for field, owner in free}
 
     def __getstate__(self) -> dict[str, Any]:
