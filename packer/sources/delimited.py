@@ -3,7 +3,6 @@
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
-from copy import copy
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -16,16 +15,13 @@ from packer.sources.cache import BatchCache
 from packer.sources.columns import find_field
 from packer.sources.delimited_rows import NOT_UTF8_CURE, Layout, Rows, parse_rows, split_rows
 from packer.sources.json_rows import LineError
-from packer.sources.jsonl import COMPRESSIONS
-from packer.sources.line_index import BLOCK_BYTES, MAX_LINE_BYTES, mapped
-from packer.sources.location import Location, edge_hash, reading
-from packer.sources.part import Columns, OnError, Part, Unit, cut_rows
+from packer.sources.line_index import mapped
+from packer.sources.location import Location, reading
+from packer.sources.part import Columns, Unit, cut_rows
+from packer.sources.text_part import BYTE_ORDER_MARK, TextPart
 
 SUFFIXES = tuple(f".{name}{packed}" for name in ("csv", "tsv", "tab") for packed in ("", ".gz", ".zst"))
 """By which a file is told: CSV has no first bytes of its own."""
-
-_BYTE_ORDER_MARK = b"\xef\xbb\xbf"
-_PACKED_ROW_BYTES = 64 << 20
 
 
 class _Index(NamedTuple):
@@ -37,7 +33,7 @@ class _Index(NamedTuple):
     """Of a compressed file: its bytes."""
 
 
-class DelimitedPart(Part):
+class DelimitedPart(TextPart):
     """One CSV or TSV file: UTF-8, names in the first row, values with delimiters or line ends quoted.
 
     A value has the type that is asked for: text, integer, or a list of integers as JSON writes it. An empty
@@ -45,18 +41,10 @@ class DelimitedPart(Part):
     """
 
     format = "csv"
+    utf8_rule = "packer reads UTF-8"
 
     def __init__(self, location: Location) -> None:
         super().__init__(location)
-        self._num_bytes = location.size()
-        magic = location.read(0, 4)
-        self._compression = next(
-            (name for mark, name in COMPRESSIONS.items() if magic.startswith(mark)), None
-        )
-        if magic[:2] in (b"\xff\xfe", b"\xfe\xff"):
-            raise SourceError(f"{location.path} is UTF-16; packer reads UTF-8, convert the file")
-        self._on_error: OnError = "error"
-        self._num_bytes_read = 0
         self._read_header()
 
     def _read_header(self) -> None:
@@ -66,11 +54,10 @@ class DelimitedPart(Part):
         # A comma unless the header has none: where it is the decimal sign, programs write semicolons.
         found = next((sign for sign in ",;\t" if sign.encode() in head), ",")
         self._layout = Layout("\t" if name.endswith((".tsv", ".tab")) else found, ())
-        self._is_empty = True
         for rows in self._split(self._blocks(0, self._num_bytes)):
             if not self._layout.names and len(rows.starts):
                 try:
-                    self._layout = self._layout.named(rows.row(0).removeprefix(_BYTE_ORDER_MARK))
+                    self._layout = self._layout.named(rows.row(0).removeprefix(BYTE_ORDER_MARK))
                 except ValueError as error:
                     raise SourceError(
                         f"{self.location.path}: its header is not UTF-8; {NOT_UTF8_CURE}"
@@ -83,14 +70,6 @@ class DelimitedPart(Part):
     def __getstate__(self) -> dict[str, Any]:
         kept = ("location", "_num_bytes", "_compression", "_on_error", "_is_empty", "_layout")
         return {name: self.__dict__[name] for name in kept} | {"_num_bytes_read": 0}
-
-    def tolerating(self, on_error: OnError) -> "DelimitedPart":
-        """Return the file as it is to be read."""
-        if on_error == self._on_error:
-            return self
-        other = copy(self)
-        other.__dict__ |= self.__dict__ | {"_on_error": on_error}  # with the index, which may be costly
-        return other
 
     @property
     def schema(self) -> pa.Schema:
@@ -106,10 +85,6 @@ class DelimitedPart(Part):
     def known_num_rows(self) -> int | None:
         """None: only reading tells; or 0, which the beginning tells."""
         return 0 if self._is_empty else None
-
-    def identity(self) -> dict[str, Any]:
-        """Return size and hash of the first and last MiB, as stored."""
-        return {"num_bytes": self._num_bytes, "sha256": edge_hash(self.location, self._num_bytes)}
 
     def units(self, part: int, columns: Sequence[str], target_bytes: int) -> list[Unit]:
         """Cut between rows, by the index: a line end may be within quotes. Compressed: one unit."""
@@ -139,10 +114,6 @@ class DelimitedPart(Part):
             return self._num_bytes_read / max(self._num_bytes, 1)
         return super().share_read(unit, num_rows)
 
-    def close(self) -> None:
-        """Close the file; the index stays."""
-        self.__dict__.pop("_file", None)
-
     @cached_property
     def _index(self) -> _Index:
         """Made in one pass, with a copy of a compressed file's bytes: there is no seeking in them."""
@@ -160,10 +131,6 @@ class DelimitedPart(Part):
                     copy_file.write(rows.content)
             content = None if copy_file is None else mapped(copy_file, np.dtype(np.uint8))
             return _Index(mapped(bounds, np.dtype(np.int64)).reshape(-1, 2), content)
-
-    @cached_property
-    def _file(self) -> pa.NativeFile:
-        return self.location.open_arrow()
 
     def _row(self, row: int) -> bytes:
         start, stop = self._index.bounds[row].tolist()
@@ -193,30 +160,6 @@ class DelimitedPart(Part):
             raise SourceError(f"{self.location.path}: {error}") from error
 
     def _split(self, blocks: Iterator[bytes]) -> Iterator[Rows]:
-        largest = MAX_LINE_BYTES
-        if self._compression:  # a row is held whole, so what a small file unpacks to must not fill the memory
-            largest = min(max(_PACKED_ROW_BYTES, 64 * self._num_bytes), MAX_LINE_BYTES)
-        return split_rows(blocks, self._layout.delimiter, owner=self.location.path, max_row_bytes=largest)
-
-    def _blocks(self, start: int, stop: int) -> Iterator[bytes]:
-        """Yield the bytes of ``[start, stop)``; of a compressed file all, decompressed."""
-        with self.location.open() as file:
-            if self._compression:
-                with reading(self.location):
-                    stream = pa.CompressedInputStream(pa.PythonFile(file, mode="r"), self._compression)
-                while True:
-                    with reading(self.location):
-                        block = stream.read(BLOCK_BYTES)
-                        self._num_bytes_read = file.tell()
-                    if not block:
-                        return
-                    yield block
-            with reading(self.location):
-                file.seek(start)
-            while start < stop:
-                with reading(self.location):
-                    block = file.read(min(BLOCK_BYTES, stop - start))
-                if not block:
-                    raise SourceError(f"{self.location.path} shrank while it was read; run again")
-                start += len(block)
-                yield block
+        return split_rows(
+            blocks, self._layout.delimiter, owner=self.location.path, max_row_bytes=self._max_line_bytes
+        )

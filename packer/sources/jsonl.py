@@ -1,7 +1,6 @@
 """JSON Lines, plain or compressed (gzip, zstd): units are byte ranges; a line index gives rows at random."""
 
 from collections.abc import Iterator, Sequence
-from copy import copy
 from functools import cached_property
 from typing import Any
 
@@ -20,54 +19,31 @@ from packer.sources.json_rows import (
     whole_file_problem,
     with_replaced_surrogates,
 )
-from packer.sources.line_index import BLOCK_BYTES, MAX_LINE_BYTES, LineIndex, index_lines, spooled
-from packer.sources.location import Location, edge_hash, reading
-from packer.sources.part import Columns, OnError, Part, Unit
+from packer.sources.line_index import BLOCK_BYTES, LineIndex, index_lines, spooled
+from packer.sources.location import Location, reading
+from packer.sources.part import Columns, Unit
+from packer.sources.text_part import BYTE_ORDER_MARK, TextPart
 
-COMPRESSIONS = {b"\x1f\x8b": "gzip", b"\x28\xb5\x2f\xfd": "zstd"}
-"""By the first bytes. A zstd file may begin with a frame to skip: ``pzstd`` writes one before each."""
-COMPRESSIONS |= {bytes([first]) + b"\x2a\x4d\x18": "zstd" for first in range(0x50, 0x60)}
-_BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _HEAD_ROWS = 1000
 _LINE_END_BYTES = 16 << 10
 _SHARED_BYTES = 8 << 20
 _SPOOL_RATIO = 8
 """How often longer than its file an unpacked one is thought to be: texts pack to a fourth or fifth."""
-_PACKED_LINE_BYTES = 64 << 20
-_PACKED_RATIO = 64
-"""How often longer than its file a line of a compressed one may be: text packs to a tenth, a bomb to less."""
 
 
-class JsonLinesPart(Part):
+class JsonLinesPart(TextPart):
     """One JSON Lines file: an object a line, UTF-8, lines ended by LF or CR LF; blank lines are no rows."""
 
     format = "jsonl"
+    utf8_rule = "JSON Lines are UTF-8"
 
     def __init__(self, location: Location) -> None:
         super().__init__(location)
-        self._num_bytes = location.size()
-        magic = location.read(0, 4)
-        self._compression = next(
-            (name for mark, name in COMPRESSIONS.items() if magic.startswith(mark)), None
-        )
-        if magic[:2] in (b"\xff\xfe", b"\xfe\xff"):
-            raise SourceError(f"{location.path} is UTF-16; JSON Lines are UTF-8, convert the file")
-        self._on_error: OnError = "error"
-        self._is_empty = True
-        self._num_bytes_read = 0
         _ = self.schema  # finds a file that is no JSON Lines now, not in the middle of a run
 
     def __getstate__(self) -> dict[str, Any]:
         kept = ("location", "_num_bytes", "_compression", "_on_error", "_is_empty", "schema")
         return {name: self.__dict__[name] for name in kept} | {"_num_bytes_read": 0}
-
-    def tolerating(self, on_error: OnError) -> "JsonLinesPart":
-        """Return the file as it is to be read."""
-        if on_error == self._on_error:
-            return self
-        other = copy(self)
-        other.__dict__ |= self.__dict__ | {"_on_error": on_error}  # with the index, which may be costly
-        return other
 
     @cached_property
     def schema(self) -> pa.Schema:
@@ -100,10 +76,6 @@ class JsonLinesPart(Part):
         if "_index" in self.__dict__:
             return len(self._index)
         return 0 if self._is_empty else None
-
-    def identity(self) -> dict[str, Any]:
-        """Return size and hash of the first and last MiB, as stored."""
-        return {"num_bytes": self._num_bytes, "sha256": edge_hash(self.location, self._num_bytes)}
 
     def units(self, part: int, columns: Sequence[str], target_bytes: int) -> list[Unit]:
         """Cut at byte positions; a line belongs to the unit in which it begins. Compressed: one unit."""
@@ -157,10 +129,6 @@ class JsonLinesPart(Part):
         before = sum(len(lines) for lines in self._rows_between(0, unit.start)) if unit.start else 0
         return f"row {before + row}"
 
-    def close(self) -> None:
-        """Close the file; the index stays."""
-        self.__dict__.pop("_file", None)
-
     @cached_property
     def _spooled(self) -> tuple[NDArray[np.uint8], LineIndex]:
         """A decompressed copy, made once on this node: no seeking in a compressed stream."""
@@ -189,17 +157,6 @@ class JsonLinesPart(Part):
         is_small = self._num_bytes < _SHARED_BYTES and not self.location.is_remote
         return None if is_small else self.location.content_key()
 
-    @property
-    def _max_line_bytes(self) -> int:
-        """A line is held whole, so what a small file unpacks to must not fill the memory."""
-        if not self._compression:
-            return MAX_LINE_BYTES
-        return min(max(_PACKED_LINE_BYTES, _PACKED_RATIO * self._num_bytes), MAX_LINE_BYTES)
-
-    @cached_property
-    def _file(self) -> pa.NativeFile:
-        return self.location.open_arrow()
-
     def _lines(self, rows: NDArray[np.int64]) -> list[bytes]:
         """Return rows as they are stored; those of a remote file are fetched at once."""
         # (rows, 2) -> [(start, stop), ...]
@@ -214,7 +171,7 @@ class JsonLinesPart(Part):
                 with reading(self.location, f"row {row}"):
                     lines.append(self._file.read_at(stop - start, start))
         return [
-            line.removeprefix(_BYTE_ORDER_MARK) if start == 0 else line
+            line.removeprefix(BYTE_ORDER_MARK) if start == 0 else line
             for line, (start, _) in zip(lines, bounds, strict=True)
         ]
 
@@ -237,7 +194,7 @@ class JsonLinesPart(Part):
                 joined = b"".join([*pending, whole])
                 lines = joined.split(b"\n") if joined.strip() else []
                 if first and lines:
-                    lines[0] = lines[0].removeprefix(_BYTE_ORDER_MARK)
+                    lines[0] = lines[0].removeprefix(BYTE_ORDER_MARK)
                 first = False
                 pending, pending_bytes = [], 0
                 if rows := [line for line in lines if line.strip()]:
@@ -250,42 +207,18 @@ class JsonLinesPart(Part):
                     "Lines?"
                 )
         last = b"".join(pending)
-        last = last.removeprefix(_BYTE_ORDER_MARK) if first else last
+        last = last.removeprefix(BYTE_ORDER_MARK) if first else last
         if last.strip():
             yield [last]
-
-    def _blocks(self, start: int, stop: int) -> Iterator[bytes]:
-        """Yield the bytes of ``[start, stop)``; of a compressed file all, decompressed."""
-        with self.location.open() as file:
-            if self._compression:
-                with reading(self.location):
-                    stream = pa.CompressedInputStream(pa.PythonFile(file, mode="r"), self._compression)
-                while True:
-                    with reading(self.location):
-                        block = stream.read(BLOCK_BYTES)
-                        self._num_bytes_read = file.tell()
-                    if not block:
-                        return
-                    yield block
-            else:
-                with reading(self.location):
-                    file.seek(start)
-                while start < stop:
-                    with reading(self.location):
-                        block = file.read(min(BLOCK_BYTES, stop - start))
-                    if not block:
-                        raise SourceError(f"{self.location.path} shrank while it was read; run again")
-                    start += len(block)
-                    yield block
 
     def _unmarked_blocks(self) -> Iterator[bytes]:
         """Yield all bytes, spaces in place of a byte-order mark: a line of that alone is blank."""
         blocks = self._blocks(0, self._num_bytes)
         head = b""
-        while len(head) < len(_BYTE_ORDER_MARK) and (block := next(blocks, b"")):
+        while len(head) < len(BYTE_ORDER_MARK) and (block := next(blocks, b"")):
             head += block
-        if head.startswith(_BYTE_ORDER_MARK):
-            head = b" " * len(_BYTE_ORDER_MARK) + head[len(_BYTE_ORDER_MARK) :]
+        if head.startswith(BYTE_ORDER_MARK):
+            head = b" " * len(BYTE_ORDER_MARK) + head[len(BYTE_ORDER_MARK) :]
         if head:
             yield head
         yield from blocks

@@ -14,7 +14,7 @@ from packer.sources.delimited import DelimitedPart
 from packer.sources.huggingface import refuse_mixed_cache, saved_files
 from packer.sources.indexed import IndexedPart
 from packer.sources.ipc_messages import FILE_MAGIC
-from packer.sources.jsonl import COMPRESSIONS, JsonLinesPart
+from packer.sources.jsonl import JsonLinesPart
 from packer.sources.lance_table import lance_table
 from packer.sources.location import Location, from_user, natural_key
 from packer.sources.mds import INDEX_NAME, mds_shards
@@ -22,6 +22,7 @@ from packer.sources.outputs import is_output, refuse_output, without_outputs
 from packer.sources.parquet import ParquetPart
 from packer.sources.part import Part
 from packer.sources.source import Source
+from packer.sources.text_part import COMPRESSIONS
 from packer.sources.webdataset import WebDatasetPart
 
 Given: TypeAlias = str | os.PathLike[str] | DatasetObject

@@ -213,7 +213,7 @@ def test_equal_loss_tokens_are_no_reason_to_warn(tmp_path):
 def test_progress_within_one_row_group_and_one_compressed_file(tmp_path, monkeypatch):
     monkeypatch.setattr("packer.jobs.progress._SECONDS_BETWEEN_LOOKS", 0)
     monkeypatch.setattr("packer.sources.parquet.BATCH_ROWS", 100)
-    monkeypatch.setattr("packer.sources.jsonl.BLOCK_BYTES", 1000)
+    monkeypatch.setattr("packer.sources.text_part.BLOCK_BYTES", 1000)
     lists = [[1] * (n % 7) for n in range(1000)]
     text = random.Random(0).randbytes(500_000).hex()  # hardly packs
     rows = [{"input_ids": ids, "text": text[n * 1000 : n * 1000 + 1000]} for n, ids in enumerate(lists)]
