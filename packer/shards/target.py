@@ -10,10 +10,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
-from packer.errors import MissingExtraError, PackerError, TargetExistsError, TargetWriteError
+from packer.errors import PackerError, TargetExistsError, TargetWriteError
 from packer.publish import exclusive_lock, published_directory
 from packer.shards.format import HEADER_FILE, is_shards
 from packer.sources.location import Location, from_user
+from packer.sources.remote import file_system
 
 _OURS = re.compile(r"shard-\d{5,}\.arrow|batches\.bin")
 
@@ -102,7 +103,7 @@ class _Store:
 def _opened_store(
     location: Location, *, overwrite: bool, scratch: str | os.PathLike[str] | None
 ) -> Iterator[_Store]:
-    filesystem, root = _filesystem_of(location)
+    filesystem, root = file_system(location.path)
     with writing(location):
         listed = filesystem.find(root) if filesystem.exists(root) else []
     names = [str(path).rsplit("/", 1)[-1] for path in listed]
@@ -128,18 +129,6 @@ def _opened_store(
         raise TargetWriteError(
             f"cannot write below {folder.parent}: {error.strerror or error}; choose another --scratch"
         ) from error
-
-
-def _filesystem_of(location: Location) -> tuple[Any, str]:
-    import fsspec
-
-    try:
-        filesystem, root = fsspec.core.url_to_fs(location.path)
-    except (ImportError, ValueError) as error:
-        raise MissingExtraError(
-            f"{location.path} cannot be reached: {error}; install the fsspec package for it"
-        ) from error
-    return filesystem, str(root)
 
 
 @contextmanager
